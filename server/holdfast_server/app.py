@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import version
 
+from anyio import to_thread
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
@@ -38,7 +38,6 @@ from holdfast_server.http.auth_middleware import AuthMiddleware
 from holdfast_server.http.metrics import ServerMetrics
 from holdfast_server.http.services import Services
 from holdfast_server.ingest.admission import AdmissionControl
-from holdfast_server.queries import exports
 from holdfast_server.records import audit, desired_state, restore_orders
 from holdfast_server.samples import compaction
 
@@ -94,17 +93,16 @@ def create_app(
         check_routes(app)
         db.prepare()
         try:
-            await db.open()
+            db.open()
             app.state.services = Services(
                 settings=settings,
                 database=db,
-                auth=await choose_backend(settings, db),
+                auth=await db.ask("access", partial(choose_backend, settings, db)),
                 clock=clock,
                 metrics=metrics,
                 coalescer=RequestCoalescer(db.changes),
                 admission=AdmissionControl(db),
                 job_projects=JobProjects(db),
-                exporting=asyncio.Semaphore(exports.AT_ONCE),
                 streams=Counter(),
                 provider=Provider(settings.provider) if settings.provider else None,
                 find_route=table.find,
@@ -114,7 +112,7 @@ def create_app(
                 yield
         finally:
             db.changes.close()
-            await db.close()
+            await to_thread.run_sync(db.close)
 
     app = FastAPI(
         title="Holdfast",

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from types import FrameType
 from typing import Annotated, NoReturn, TypeVar
@@ -120,7 +121,8 @@ class _Server(uvicorn.Server):
             gc.set_threshold(*COLLECT_AFTER)
             public = self._settings.address or self._address
             with suppress(DatabaseUnavailable, SQLAlchemyError):  # it only serves commands on this machine
-                await server_address.remember(self._database, public, now=time.time())
+                remember = partial(server_address.remember, self._database, public, now=time.time())
+                await self._database.ask("background", remember)
             if isinstance(services_of(self.config.app).auth, AccountsAuth):
                 await self._print_sign_in()
             print(f"Holdfast is at {self._address} (press Ctrl-C to stop)", flush=True)
@@ -128,7 +130,8 @@ class _Server(uvicorn.Server):
     async def _print_sign_in(self) -> None:
         if self._settings.token is not None:
             print("This server has accounts and keys: it ignores HOLDFAST_TOKEN", flush=True)
-        link = await people.setup_link(self._database, who="the server", now=time.time())
+        make = partial(people.setup_link, self._database, who="the server", now=time.time())
+        link = await self._database.ask("background", make)
         if link is not None:
             where = (self._settings.address or self._address).rstrip("/")
             minutes = f"{people.SETUP_LINK_SECONDS / 60:.0f} minutes"

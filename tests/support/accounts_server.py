@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pwdlib import PasswordHash
 from pwdlib.hashers.argon2 import Argon2Hasher
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
 from holdfast_server import models
@@ -47,25 +47,22 @@ class AccountsServer:
         self.clock = clock
         self.db: Database = client.app.state.services.database  # type: ignore[attr-defined]
 
-    def do(self, work: Callable[..., Awaitable[T]], *arguments: Any, **named: Any) -> T:
-        """Run it where the server runs."""
+    def ask(self, work: Callable[..., Awaitable[T]], *arguments: Any, **named: Any) -> T:
+        """Await it in the event loop of the server."""
         assert self.client.portal is not None
         return self.client.portal.call(lambda: work(*arguments, **named))
 
-    def write(self, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
-        return self.do(self.db.write, work)
+    def write(self, work: Callable[[Session], T]) -> T:
+        return self.db.write(work)
 
-    def read(self, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
-        async def look() -> T:
-            async with self.db.read() as session:
-                return await work(session)
-
-        return self.do(look)
+    def read(self, work: Callable[[Session], T]) -> T:
+        with self.db.read() as session:
+            return work(session)
 
     def project(self, name: str, *jobs: str) -> None:
-        self.do(projects.add, self.db, name, who="test", now=self.clock())
+        projects.add(self.db, name, who="test", now=self.clock())
 
-        async def add_jobs(session: AsyncSession) -> None:
+        def add_jobs(session: Session) -> None:
             for job in jobs:
                 session.add(
                     models.JobRecord(name=job, project=name, created_at=self.clock(), last_contact_at=self.clock())
@@ -74,27 +71,27 @@ class AccountsServer:
         self.write(add_jobs)
 
     def person(self, name: str, role: Role | None = None, *, project: str = OWN, admin: bool = False) -> str:
-        self.do(people.add, self.db, name, admin=admin, who="test", now=self.clock())
+        people.add(self.db, name, admin=admin, who="test", now=self.clock())
         if role is not None:
-            self.do(people.set_role, self.db, name, project, role, who="test", now=self.clock())
+            people.set_role(self.db, name, project, role, who="test", now=self.clock())
         return name
 
     def person_with_password(self, name: str, role: Role | None = None, *, admin: bool = False) -> str:
         self.person(name, role, admin=admin)
-        link = self.do(people.reset_link, self.db, name, who="test", now=self.clock())
-        self.do(people.choose_password, self.db, link, PASSWORD, now=self.clock())
+        link = people.reset_link(self.db, name, who="test", now=self.clock())
+        people.choose_password(self.db, link, PASSWORD, now=self.clock())
         return name
 
     def cookie(self, person: str) -> dict[str, str]:
         """Return the headers of a browser in which `person` is signed in."""
         visitor = Visitor(address="10.0.0.1", browser="a browser")
-        secret = self.do(sign_ins.begin, self.db, person, visitor, by="password", now=self.clock())
+        secret = sign_ins.begin(self.db, person, visitor, by="password", now=self.clock())
         return {"Cookie": f"{COOKIE}={secret}"}
 
     def key(self, *scopes: Scope, project: str | None = OWN, job: str | None = None, name: str = "a key") -> str:
         wish = tokens.TokenRequest(name=name, scopes=scopes, project=project, job=job)
         maker = replace(OPERATOR, name="test")
-        secret, _ = self.do(tokens.create, self.db, wish, maker=maker, now=self.clock())
+        secret, _ = tokens.create(self.db, wish, maker=maker, now=self.clock())
         return secret
 
     def bearer(self, *scopes: Scope, project: str | None = OWN, job: str | None = None) -> dict[str, str]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
 from holdfast_server.db import Database
@@ -32,23 +31,23 @@ def statements() -> Iterator[list[Statement]]:
         event.remove(Engine, "before_cursor_execute", note)
 
 
-async def plan(database: Database, statement: Statement) -> str:
+def plan(database: Database, statement: Statement) -> str:
     """SQLite's, in words."""
     sql, values = statement
-    async with database.read() as session:
-        connection = await session.connection()
-        rows = await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", values)
+    with database.read() as session:
+        connection = session.connection()
+        rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", values)
         return "; ".join(row[3] for row in rows)
 
 
-async def fill(database: Database, rows: dict[Any, list[dict[str, Any]]]) -> None:
+def fill(database: Database, rows: dict[Any, list[dict[str, Any]]]) -> None:
     """Insert rows by table, in their order."""
 
-    async def work(session: AsyncSession) -> None:
+    def work(session: Session) -> None:
         for table, values in rows.items():
-            await session.execute(table.__table__.insert(), values)
+            session.execute(table.__table__.insert(), values)
 
-    await database.write(work)
+    database.write(work)
 
 
 def of(client: TestClient) -> Database:
@@ -56,21 +55,12 @@ def of(client: TestClient) -> Database:
     return database
 
 
-def in_loop(client: TestClient, function: Callable[..., Any], *arguments: Any) -> Any:
-    assert client.portal is not None
-    return client.portal.call(function, *arguments)
-
-
 def alone(path: str, function: Callable[[Database], Any]) -> None:
     """With a database and no server around it, whose chores would ask questions of their own."""
-
-    async def run() -> None:
-        database = Database(path)
-        database.prepare()
-        await database.open()
-        try:
-            await function(database)
-        finally:
-            await database.close()
-
-    asyncio.run(run())
+    database = Database(path)
+    database.prepare()
+    database.open()
+    try:
+        function(database)
+    finally:
+        database.close()

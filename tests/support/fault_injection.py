@@ -66,15 +66,21 @@ def watch(owner: Any, name: str, *, before: str = "", after: str = "", when: Cal
 
 
 def watch_answer(owner: Any, name: str, after: str, when: Callable[..., bool]) -> None:
-    """The same of a coroutine's end; `when` is asked of what it has returned, and of its arguments."""
+    """The same of its end; `when` is asked of what it has returned, and of its arguments."""
     call = getattr(owner, name)
-    assert inspect.iscoroutinefunction(call)
 
     @functools.wraps(call)
-    async def watched(*args: Any, **options: Any) -> Any:
+    def watched(*args: Any, **options: Any) -> Any:
+        result = call(*args, **options)
+        if when(result, *args):
+            reach(after)
+        return result
+
+    @functools.wraps(call)
+    async def awaited(*args: Any, **options: Any) -> Any:
         result = await call(*args, **options)
         if when(result, *args):
             reach(after)
         return result
 
-    setattr(owner, name, watched)
+    setattr(owner, name, awaited if inspect.iscoroutinefunction(call) else watched)

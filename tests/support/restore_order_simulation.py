@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,22 +59,17 @@ class NoSyncFiles(Files):
 
 
 class SimulationEnvironment:
-    """A database and an event loop, shared by many simulations."""
+    """A database, shared by many simulations."""
 
     def __init__(self) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="holdfast-", dir=ram_disk.place(256 << 20))
-        self.runner = asyncio.Runner()
         self.db = Database(str(Path(self.folder.name, "holdfast.db")))
         self.db.prepare()
-        self.run(self.db.open())
+        self.db.open()
         self.worlds = 0
 
-    def run(self, asked: Coroutine[Any, Any, Any]) -> Any:
-        return self.runner.run(asked)
-
     def close(self) -> None:
-        self.run(self.db.close())
-        self.runner.close()
+        self.db.close()
         self.folder.cleanup()
 
 
@@ -268,9 +263,9 @@ class RestoreOrderSimulation:
             expires_seconds=expires_seconds,
         )  # fmt: skip
 
-    def attempted(self, what: Callable[..., Coroutine[Any, Any, Any]], **wish: Any) -> None:
+    def attempted(self, what: Callable[..., Any], **wish: Any) -> None:
         try:
-            order, new = self.ground.run(what(self.db, self.job, now=self.now, **wish))
+            order, new = what(self.db, self.job, now=self.now, **wish)
         except OpenOrder:
             return
         assert new is all(order.id != known.id for known in self.placed)
@@ -279,42 +274,33 @@ class RestoreOrderSimulation:
 
     def cancel(self, order: Order) -> None:
         try:
-            self.ground.run(control.cancel_restore(self.db, self.job, order.id, who="bob", now=self.now))
+            control.cancel_restore(self.db, self.job, order.id, who="bob", now=self.now)
         except NotCancellable:
             return
 
     # ---- server
 
     def desired(self) -> Desired:
-        desired: Desired = self.ground.run(control.desired(self.db, self.job, now=self.now))
-        return desired
+        return control.desired(self.db, self.job, now=self.now)
 
     def ingest(self, body: bytes) -> None:
         received = batches.decode(body, "msgpack", now=self.now)
         with contextlib.suppress(transaction.Superseded):  # a newer attempt has replaced the agent
-            self.ground.run(transaction.store(self.db, received, now=self.now))
+            asyncio.run(transaction.store(self.db, received, now=self.now))
 
     def watch(self) -> None:
-        self.ground.run(restore_orders.check_timeouts(self.db, self.now))
+        restore_orders.check_timeouts(self.db, self.now)
 
     def orders(self) -> list[Order]:
         from holdfast_server.queries import timeline
         from holdfast_server.queries.job_view import view_job
 
-        async def ask() -> list[Order]:
-            async with view_job(self.db, self.job, now=self.now) as view:
-                return await timeline.orders(view, limit=200)
-
-        restore_orders: list[Order] = self.ground.run(ask())
-        return restore_orders
+        with view_job(self.db, self.job, now=self.now) as view:
+            return timeline.orders(view, limit=200)
 
     def state_of(self, order: str) -> str:
-        async def ask() -> str:
-            async with self.db.read() as session:
-                return (await session.get_one(models.RestoreOrderRecord, order)).state
-
-        state: str = self.ground.run(ask())
-        return state
+        with self.db.read() as session:
+            return session.get_one(models.RestoreOrderRecord, order).state
 
     # ---- agents
 

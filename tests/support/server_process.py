@@ -6,10 +6,9 @@ import gc
 import os
 import sys
 
-import asyncpg  # noqa: F401 - as what follows, what a server imports when it starts
-import psycopg  # noqa: F401
-import sqlalchemy.dialects.postgresql.asyncpg
-import sqlalchemy.dialects.sqlite.aiosqlite  # noqa: F401
+import psycopg  # noqa: F401 - as what follows, what a server imports when it starts
+import sqlalchemy.dialects.postgresql.psycopg
+import sqlalchemy.dialects.sqlite.pysqlite  # noqa: F401
 import typer
 import uvloop  # noqa: F401
 

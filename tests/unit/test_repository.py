@@ -42,7 +42,7 @@ def import_without(blocked: set[str], modules: list[str]) -> subprocess.Complete
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
 
-WEB_STACK = {"fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "jinja2", "aiosqlite"}
+WEB_STACK = {"fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "jinja2"}
 OURS_OF_THE_SERVER = {"holdfast_server", "holdfast_web", "holdfast_migrations"}
 
 
@@ -54,7 +54,7 @@ def test_the_agent_imports_without_the_web_stack() -> None:
 
 def test_the_server_imports_without_torch_and_without_the_drivers_of_postgresql() -> None:
     modules = ["holdfast_server", "holdfast_server.app", "holdfast_server.serve", "holdfast_web"]
-    ended = import_without({"torch", "safetensors", "asyncpg", "psycopg"}, modules)
+    ended = import_without({"torch", "safetensors", "psycopg"}, modules)
     assert (ended.returncode, ended.stdout) == (0, "[]\n"), ended.stderr
 
 

@@ -6,8 +6,9 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from sqlalchemy import delete
@@ -56,13 +57,13 @@ class AuthBackend(Protocol):
     async def authenticate(self, credentials: Credentials, *, now: float) -> Principal: ...
 
 
-async def choose_backend(settings: ServerSettings, db: Database) -> AuthBackend:
+def choose_backend(settings: ServerSettings, db: Database) -> AuthBackend:
     """Choose accounts if they are configured, if people exist, or if the server is exposed without a secret."""
     exposed_by = settings.exposed_by if settings.token is None else None
     accounts = settings.accounts
     if accounts is None:
-        async with db.read() as session:
-            accounts = exposed_by is not None or await people.has_people(session)
+        with db.read() as session:
+            accounts = exposed_by is not None or people.has_people(session)
     if accounts:
         return AccountsAuth(db)
     if settings.token is not None:
@@ -101,7 +102,9 @@ class SharedSecretAuth:
             credentials.bearer, credentials.address, now=now
         ):
             return OPERATOR
-        if credentials.cookie is not None and await self._has_session(credentials.cookie, now=now):
+        if credentials.cookie is not None and await self._db.ask(
+            "access", partial(self._has_session, credentials.cookie, now=now)
+        ):
             return OPERATOR
         return ANONYMOUS
 
@@ -118,7 +121,7 @@ class SharedSecretAuth:
         if known not in self._wrong:
             self._wrong[known] = None
             try:
-                await rate_limits.take_address_attempt(self._db, address, now=now)
+                await self._db.ask("access", partial(rate_limits.take_address_attempt, self._db, address, now=now))
             except TooManySignInAttempts as refusal:
                 if len(self._blocked_until) >= MAX_CACHED:
                     self._blocked_until.clear()
@@ -130,21 +133,21 @@ class SharedSecretAuth:
         """Compare with the secret in constant time."""
         return hmac.compare_digest(text.strip().encode("utf-8", "surrogatepass"), self._secret)
 
-    async def begin_session(self, *, now: float) -> str:
+    def begin_session(self, *, now: float) -> str:
         """Return the cookie for a browser in which a user has entered the secret."""
         cookie = new_session()
         row = models.SharedSessionRecord(digest=self._digest(cookie), expires_at=now + sign_ins.LASTS_SECONDS)
-        await self._db.write(lambda session: session.merge(row))
+        self._db.write(lambda session: session.merge(row))
         return cookie
 
-    async def end_session(self, cookie: str) -> None:
+    def end_session(self, cookie: str) -> None:
         rows = models.SharedSessionRecord
         ended = delete(rows).where(rows.digest == self._digest(cookie))
-        await self._db.write(lambda session: session.execute(ended))
+        self._db.write(lambda session: session.execute(ended))
 
-    async def _has_session(self, cookie: str, *, now: float) -> bool:
-        async with self._db.read() as session:
-            row = await session.get(models.SharedSessionRecord, self._digest(cookie))
+    def _has_session(self, cookie: str, *, now: float) -> bool:
+        with self._db.read() as session:
+            row = session.get(models.SharedSessionRecord, self._digest(cookie))
         return row is not None and row.expires_at > now
 
     def _digest(self, cookie: str) -> bytes:
@@ -165,7 +168,7 @@ class AccountsAuth:
         if credentials.bearer is not None:
             return await self._key(credentials.bearer, now=now)
         if credentials.cookie is not None:
-            return await self._person(credentials.cookie, now=now)
+            return await self._db.ask("access", partial(self._person, credentials.cookie, now=now))
         return ANONYMOUS
 
     async def _key(self, secret: str, *, now: float) -> Principal:
@@ -173,31 +176,34 @@ class AccountsAuth:
         if known in self._keys:
             row = self._keys[known]
         else:
-            async with self._db.read() as session:
-                row = await tokens.find(session, secret, now=now)
-            self._keys[known] = row
+            row = self._keys[known] = await self._db.ask("access", partial(self._find, secret, now=now))
         if row is None or (row.expires_at is not None and row.expires_at <= now):
             return ANONYMOUS
         if now - (row.last_used_at or 0.0) >= tokens.LAST_USED_SECONDS:
             row.last_used_at = now
-            await _try_to_note(tokens.note_use(self._db, row.prefix, now=now))
+            note = partial(tokens.note_use, self._db, row.prefix, now=now)
+            await self._db.ask("access", partial(_try_to_note, note))
         return tokens.principal_of(row)
 
-    async def _person(self, secret: str, *, now: float) -> Principal:
-        async with self._db.read() as session:
-            found = await sign_ins.find(session, secret, now=now)
+    def _find(self, secret: str, *, now: float) -> models.TokenRecord | None:
+        with self._db.read() as session:
+            return tokens.find(session, secret, now=now)
+
+    def _person(self, secret: str, *, now: float) -> Principal:
+        with self._db.read() as session:
+            found = sign_ins.find(session, secret, now=now)
         if found is None:
             return ANONYMOUS
         principal, seen_at = found
         if now - seen_at >= sign_ins.SEEN_SECONDS and principal.sign_in_id is not None:
-            await _try_to_note(sign_ins.note_seen(self._db, principal.sign_in_id, now=now))
+            _try_to_note(partial(sign_ins.note_seen, self._db, principal.sign_in_id, now=now))
         return principal
 
 
-async def _try_to_note(note: Awaitable[None]) -> None:
+def _try_to_note(note: Callable[[], None]) -> None:
     """Store when a client was last seen. A database that is read-only for now must not refuse the request."""
     try:
-        await note
+        note()
     except (DatabaseBusy, DatabaseClosed, DatabaseUnavailable, SQLAlchemyError) as error:
         logger.warning("could not store when a key or a browser was last used: %s", error)
 

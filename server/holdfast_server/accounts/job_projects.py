@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from sqlalchemy import select
 
@@ -26,11 +27,14 @@ class JobProjects:
         moment."""
         if job in self._projects:
             return self._projects[job]
-        async with self._db.read() as session:
-            found = await session.scalar(select(models.JobRecord.project).where(models.JobRecord.name == job))
+        found = await self._db.ask("access", partial(self._find, job))
         if found is not None:
             self._projects[job] = found
         return found
+
+    def _find(self, job: str) -> str | None:
+        with self._db.read() as session:
+            return session.scalar(select(models.JobRecord.project).where(models.JobRecord.name == job))
 
     async def is_hidden(self, asker: Principal, job: str) -> bool:
         """Return whether the job belongs to a project in which the asker has no rights."""

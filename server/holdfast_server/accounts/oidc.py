@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
 from collections.abc import Collection, Iterable, Mapping
@@ -10,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from sqlalchemy import delete, select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast_server import models
 from holdfast_server.accounts import people, rate_limits, sign_ins, tokens
@@ -54,7 +55,7 @@ class Provider:
         self.settings = settings
         self._app: Any = None
 
-    async def begin(self, db: Database, visitor: Visitor, *, back: str, then: str, now: float) -> tuple[str, str]:
+    def begin(self, db: Database, visitor: Visitor, *, back: str, then: str, now: float) -> tuple[str, str]:
         """Begin a sign-in.
 
         Returns:
@@ -63,19 +64,17 @@ class Provider:
         Raises:
             TooManySignInAttempts, ProviderFailed.
         """
-        await rate_limits.take_address_attempt(db, visitor.address, now=now)
+        rate_limits.take_address_attempt(db, visitor.address, now=now)
         state, nonce = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
-        app = await self._client()
-        with _ProviderErrors():
-            made = await app.create_authorization_url(back, state=state, nonce=nonce)
+        made = asyncio.run(self._authorization(back, state=state, nonce=nonce))
         flow = models.OidcFlowRecord(
             digest=digest(state), nonce=nonce, verifier=made["code_verifier"], then=then,
             expires_at=now + FLOW_SECONDS,
         )  # fmt: skip
-        await db.write(lambda session: session.merge(flow))
+        db.write(lambda session: session.merge(flow))
         return made["url"], state
 
-    async def finish(
+    def finish(
         self, db: Database, visitor: Visitor, *, back: str, code: str, state: str, kept: str, now: float
     ) -> tuple[str, str]:
         """Sign in and return the secret of a new session, and the path to continue to.
@@ -90,25 +89,31 @@ class Provider:
         """
         if not hmac.compare_digest(digest(state), digest(kept)) or not state:
             raise ProviderFailed("it began in another browser")
-        flow = await self._claimed(db, state, now=now)
-        identity = await self._identity(back, code, flow)
-        person = await self._person(db, identity, now=now)
-        secret = await sign_ins.begin(db, person, visitor, by="identity provider", now=now)
+        flow = self._claimed(db, state, now=now)
+        identity = asyncio.run(self._identity(back, code, flow))
+        person = self._person(db, identity, now=now)
+        secret = sign_ins.begin(db, person, visitor, by="identity provider", now=now)
         return secret, flow.then
 
-    async def _claimed(self, db: Database, state: str, *, now: float) -> models.OidcFlowRecord:
+    def _claimed(self, db: Database, state: str, *, now: float) -> models.OidcFlowRecord:
         rows = models.OidcFlowRecord
 
-        async def work(session: AsyncSession) -> models.OidcFlowRecord | None:
-            found = await session.get(rows, digest(state), with_for_update=True)
+        def work(session: Session) -> models.OidcFlowRecord | None:
+            found = session.get(rows, digest(state), with_for_update=True)
             if found is not None:
-                await session.delete(found)
+                session.delete(found)
             return found
 
-        flow = await db.write(work)
+        flow = db.write(work)
         if flow is None or flow.expires_at <= now:
             raise ProviderFailed("it took too long, or had finished already")
         return flow
+
+    async def _authorization(self, back: str, *, state: str, nonce: str) -> Mapping[str, str]:
+        app = await self._client()
+        with _ProviderErrors():
+            made: Mapping[str, str] = await app.create_authorization_url(back, state=state, nonce=nonce)
+        return made
 
     async def _identity(self, back: str, code: str, flow: models.OidcFlowRecord) -> Identity:
         app = await self._client()
@@ -137,22 +142,22 @@ class Provider:
             "name", f"the identity provider sends no claim {self.settings.name_claim} for your name"
         )
 
-    async def _person(self, db: Database, identity: Identity, *, now: float) -> str:
+    def _person(self, db: Database, identity: Identity, *, now: float) -> str:
         """Return the person's name on this server, after storing the roles that their groups give now."""
         grants = [grant for grant in self.settings.grants if grant.group in (*identity.groups, ALL_GROUPS)]
 
-        async def work(session: AsyncSession) -> str | None:
+        def work(session: Session) -> str | None:
             rows = models.PersonRecord
             known = select(rows).where(rows.issuer == identity.issuer, rows.subject == identity.subject)
-            person = (await session.scalars(known.with_for_update())).one_or_none()
+            person = session.scalars(known.with_for_update()).one_or_none()
             if person is None and not grants:
                 return None
             if person is None:
-                person = await _new(session, identity, now=now)
-            await _update_rights(session, person, grants, now=now)
+                person = _new(session, identity, now=now)
+            _update_rights(session, person, grants, now=now)
             return person.name if grants else None
 
-        name = await db.write(work)
+        name = db.write(work)
         if name is None:
             raise PermissionDenied(f"{identity.name} has no rights on this server: ask its administrator")
         return name
@@ -193,8 +198,8 @@ class _ProviderErrors:
             raise ProviderFailed(f"{type(error).__name__}: {str(error)[:200]}") from error
 
 
-async def _new(session: AsyncSession, identity: Identity, *, now: float) -> models.PersonRecord:
-    if await session.get(models.PersonRecord, identity.name) is not None:
+def _new(session: Session, identity: Identity, *, now: float) -> models.PersonRecord:
+    if session.get(models.PersonRecord, identity.name) is not None:
         raise NotPossible(
             f"the name {identity.name} belongs to an account with a password on this server: sign in with that "
             "password, or ask an administrator to remove the account"
@@ -203,45 +208,43 @@ async def _new(session: AsyncSession, identity: Identity, *, now: float) -> mode
         name=identity.name, admin=False, issuer=identity.issuer, subject=identity.subject, created_at=now
     )
     session.add(person)
-    await session.flush()
+    session.flush()
     about = {"name": person.name, "by": "identity provider"}
-    await audit.record(session, who=person.name, action="person.add", now=now, after=about)
+    audit.record(session, who=person.name, action="person.add", now=now, after=about)
     return person
 
 
-async def _update_rights(
-    session: AsyncSession, person: models.PersonRecord, grants: Collection[Grant], *, now: float
+def _update_rights(
+    session: Session, person: models.PersonRecord, grants: Collection[Grant], *, now: float
 ) -> None:
     """Store the granted roles, and revoke the keys that exceed them."""
-    before = await people.principal_of(session, person)
-    await _grant(session, person, grants, now=now)
-    after = await people.principal_of(session, person)
-    revoked = await tokens.revoke_above(session, after, now=now)
+    before = people.principal_of(session, person)
+    _grant(session, person, grants, now=now)
+    after = people.principal_of(session, person)
+    revoked = tokens.revoke_above(session, after, now=now)
     if not grants:
-        await session.execute(delete(models.SignInRecord).where(models.SignInRecord.person == person.name))
+        session.execute(delete(models.SignInRecord).where(models.SignInRecord.person == person.name))
     if before != after or revoked:
-        await audit.record(
+        audit.record(
             session, who=person.name, action="person.provider_roles", now=now,
             before=_rights(before.admin, before.roles),
             after=_rights(after.admin, after.roles) | people.keys_revoked(revoked),
         )  # fmt: skip
 
 
-async def _grant(
-    session: AsyncSession, person: models.PersonRecord, grants: Iterable[Grant], *, now: float
-) -> None:
+def _grant(session: Session, person: models.PersonRecord, grants: Iterable[Grant], *, now: float) -> None:
     roles: dict[str, Role] = {}
     for grant in grants:
         if grant.project is not None:
             roles[grant.project] = max(grant.role, roles.get(grant.project, Role.viewer))
     for project in roles:
         made = insert(session, models.ProjectRecord).values(name=project, created_at=now).on_conflict_do_nothing()
-        await session.execute(made)
+        session.execute(made)
     held = select(models.MembershipRecord.project).where(models.MembershipRecord.person == person.name)
-    for project in {*roles, *await session.scalars(held)}:
-        await people.change_role(session, person, project, roles.get(project))
+    for project in {*roles, *session.scalars(held)}:
+        people.change_role(session, person, project, roles.get(project))
     person.admin = any(grant.project is None for grant in grants)
-    await session.flush()
+    session.flush()
 
 
 def _rights(admin: bool, roles: Mapping[str, Role]) -> dict[str, object]:

@@ -1,12 +1,12 @@
-"""Passwords: rules for new ones, and Argon2id hashing in a thread, one at a time."""
+"""Passwords: rules for new ones, and Argon2id hashing, one at a time."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
+from threading import Lock
 
 from pwdlib import PasswordHash
 
@@ -15,7 +15,7 @@ from holdfast_server.core.errors import PasswordQueueFull, WeakPassword
 SHORTEST, LONGEST = 8, 1024
 
 hasher = PasswordHash.recommended()
-_one_at_a_time = asyncio.Semaphore(1)
+_one_at_a_time = Lock()
 """A hash takes 64 MiB and a CPU core for a quarter of a second."""
 MOST_QUEUED = 16
 """Passwords being hashed or waiting for it: the last waits about four seconds, and further ones are refused."""
@@ -42,29 +42,29 @@ def require_room() -> None:
         raise PasswordQueueFull
 
 
-@asynccontextmanager
-async def _turn() -> AsyncIterator[None]:
+@contextmanager
+def _turn() -> Iterator[None]:
     require_room()
     place = object()
     _queued.add(place)
     try:
-        async with _one_at_a_time:
+        with _one_at_a_time:
             yield
     finally:
         _queued.discard(place)
 
 
-async def hashed(password: str) -> str:
+def hashed(password: str) -> str:
     """Return the Argon2id hash to store. Raises PasswordQueueFull."""
-    async with _turn():
-        return await asyncio.to_thread(hasher.hash, _bytes(password))
+    with _turn():
+        return hasher.hash(_bytes(password))
 
 
-async def verify(password: str, stored: str | None) -> bool:
+def verify(password: str, stored: str | None) -> bool:
     """Compare with the stored hash; without one, return False after the same time. Raises PasswordQueueFull."""
-    async with _turn():
-        against = await asyncio.to_thread(_dummy) if stored is None else stored
-        right = await asyncio.to_thread(hasher.verify, _bytes(password), against)
+    with _turn():
+        against = _dummy() if stored is None else stored
+        right = hasher.verify(_bytes(password), against)
     return right and stored is not None
 
 

@@ -6,7 +6,7 @@ import re
 
 from msgspec import Struct
 from sqlalchemy import func, select, update
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
@@ -31,7 +31,7 @@ class ProjectMember(Struct, frozen=True, kw_only=True):
     role: str
 
 
-async def list_projects(db: Database, asker: Principal, *, role: Role = Role.viewer) -> list[ProjectSummary]:
+def list_projects(db: Database, asker: Principal, *, role: Role = Role.viewer) -> list[ProjectSummary]:
     """List the projects in which the asker has the role or a higher one, by name."""
     projects, jobs, members = models.ProjectRecord, models.JobRecord, models.MembershipRecord
     job_count = select(func.count()).where(jobs.project == projects.name).scalar_subquery()
@@ -42,53 +42,53 @@ async def list_projects(db: Database, asker: Principal, *, role: Role = Role.vie
     visible = asker.projects_with_role(role)
     if visible is not None:
         query = query.where(projects.name.in_(visible))
-    async with db.read() as session:
-        return [answer_from(row, ProjectSummary) for row in await session.execute(query)]
+    with db.read() as session:
+        return [answer_from(row, ProjectSummary) for row in session.execute(query)]
 
 
-async def list_members(db: Database, project: str) -> list[ProjectMember]:
+def list_members(db: Database, project: str) -> list[ProjectMember]:
     """List a project's members by name. Raises UnknownProject."""
     table = models.MembershipRecord
-    async with db.read() as session:
-        await require_project(session, project)
-        found = await session.scalars(select(table).where(table.project == project).order_by(table.person))
+    with db.read() as session:
+        require_project(session, project)
+        found = session.scalars(select(table).where(table.project == project).order_by(table.person))
         return [answer_from(row, ProjectMember) for row in found]
 
 
-async def require_project(session: AsyncSession, project: str) -> None:
+def require_project(session: Session, project: str) -> None:
     """Raises UnknownProject."""
-    if await session.get(models.ProjectRecord, project) is None:
+    if session.get(models.ProjectRecord, project) is None:
         raise UnknownProject(project)
 
 
 @transaction
-async def add(session: AsyncSession, name: str, *, who: str, now: float) -> str:
+def add(session: Session, name: str, *, who: str, now: float) -> str:
     """Add a project and return its name as it is stored. Raises InvalidSetting, NotPossible."""
     name = name.strip().lower()
     if _NAME.fullmatch(name) is None:
         reason = "use 1 to 63 letters a to z, digits and . _ -, starting with a letter or a digit"
         raise InvalidSetting("name", reason)
-    if await session.get(models.ProjectRecord, name) is not None:
+    if session.get(models.ProjectRecord, name) is not None:
         raise NotPossible(f"project {name!r} exists already")
     session.add(models.ProjectRecord(name=name, created_at=now))
-    await session.flush()
-    await audit.record(session, who=who, action="project.add", now=now, project=name)
+    session.flush()
+    audit.record(session, who=who, action="project.add", now=now, project=name)
     return name
 
 
 @job_transaction
-async def move_job(session: AsyncSession, job: str, project: str, *, who: str, now: float) -> None:
+def move_job(session: Session, job: str, project: str, *, who: str, now: float) -> None:
     """Move a job, so that roles in the project apply to it. Raises UnknownJob, UnknownProject."""
-    row = await find_job(session, job)
-    await require_project(session, project)
+    row = find_job(session, job)
+    require_project(session, project)
     if row.project == project:
         return
     before, row.project = row.project, project
-    await session.flush()
+    session.flush()
     # Alerts move with the job: otherwise people who may no longer see the job would still see them.
     alerts = models.AlertRecord
-    await session.execute(update(alerts).where(alerts.job == job).values(project=project))
-    await audit.record(
+    session.execute(update(alerts).where(alerts.job == job).values(project=project))
+    audit.record(
         session, who=who, action="job.move", now=now, job=job, project=project,
         before={"project": before}, after={"project": project},
     )  # fmt: skip

@@ -12,7 +12,7 @@ import ipaddress
 from dataclasses import dataclass
 
 from sqlalchemy import delete
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast_server import models
 from holdfast_server.core.errors import TooManySignInAttempts
@@ -35,7 +35,7 @@ _ADDRESS = _Bucket(attempts=40, seconds_per_attempt=5.0)
 """For all names from an address, which many people may share."""
 
 
-async def take_attempt(db: Database, name: str, address: str, *, device: str | None = None, now: float) -> None:
+def take_attempt(db: Database, name: str, address: str, *, device: str | None = None, now: float) -> None:
     """Count one attempt to sign in.
 
     Args:
@@ -49,32 +49,32 @@ async def take_attempt(db: Database, name: str, address: str, *, device: str | N
     if device is None:
         buckets += [(_key("name", name), _NAME), (_key("address", network_of(address)), _ADDRESS)]
     # Lock the rows in one order: two attempts with the same buckets must not wait for each other.
-    await _take(db, sorted(buckets), now=now)
+    _take(db, sorted(buckets), now=now)
 
 
-async def take_address_attempt(db: Database, address: str, *, now: float) -> None:
+def take_address_attempt(db: Database, address: str, *, now: float) -> None:
     """Count one attempt without a name. Raises TooManySignInAttempts."""
-    await _take(db, [(_key("address", network_of(address)), _ADDRESS)], now=now)
+    _take(db, [(_key("address", network_of(address)), _ADDRESS)], now=now)
 
 
 @transaction
-async def reset(session: AsyncSession, name: str, address: str, *, device: str | None = None) -> None:
+def reset(session: Session, name: str, address: str, *, device: str | None = None) -> None:
     """Refill the bucket of this name and address, or of this device, after a sign-in."""
     key = _own_key(name, address, device)
-    await session.execute(delete(models.RateLimitRecord).where(models.RateLimitRecord.key == key))
+    session.execute(delete(models.RateLimitRecord).where(models.RateLimitRecord.key == key))
 
 
-async def delete_full(session: AsyncSession, *, now: float) -> None:
-    await session.execute(delete(models.RateLimitRecord).where(models.RateLimitRecord.full_at <= now))
+def delete_full(session: Session, *, now: float) -> None:
+    session.execute(delete(models.RateLimitRecord).where(models.RateLimitRecord.full_at <= now))
 
 
 @transaction
-async def _take(session: AsyncSession, buckets: list[tuple[bytes, _Bucket]], *, now: float) -> None:
+def _take(session: Session, buckets: list[tuple[bytes, _Bucket]], *, now: float) -> None:
     rows = models.RateLimitRecord
     full_at = []
     for key, bucket in buckets:
-        await session.execute(insert(session, rows).values(key=key, full_at=now).on_conflict_do_nothing())
-        row = await session.get(rows, key, with_for_update=True)
+        session.execute(insert(session, rows).values(key=key, full_at=now).on_conflict_do_nothing())
+        row = session.get(rows, key, with_for_update=True)
         assert row is not None
         full_at.append((row, max(row.full_at, now) + bucket.seconds_per_attempt, bucket))
     wait = max(at - now - bucket.attempts * bucket.seconds_per_attempt for _, at, bucket in full_at)
@@ -82,7 +82,7 @@ async def _take(session: AsyncSession, buckets: list[tuple[bytes, _Bucket]], *, 
         raise TooManySignInAttempts(wait)  # it costs nothing, so that waiting helps
     for row, at, _ in full_at:
         row.full_at = at
-    await session.flush()
+    session.flush()
 
 
 def _own_key(name: str, address: str, device: str | None) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast_server import models
 from holdfast_server.db import Database, transaction
@@ -11,11 +11,11 @@ _ONE = 1
 
 
 @transaction
-async def remember(session: AsyncSession, address: str, *, now: float) -> None:
-    await session.merge(models.ServerAddressRecord(one=_ONE, address=address.rstrip("/"), started_at=now))
+def remember(session: Session, address: str, *, now: float) -> None:
+    session.merge(models.ServerAddressRecord(one=_ONE, address=address.rstrip("/"), started_at=now))
 
 
-async def known(database: Database) -> models.ServerAddressRecord | None:
+def known(database: Database) -> models.ServerAddressRecord | None:
     """Return the address of the server that started last on this database; `None` if none has."""
-    async with database.read() as session:
-        return await session.get(models.ServerAddressRecord, _ONE)
+    with database.read() as session:
+        return session.get(models.ServerAddressRecord, _ONE)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import Struct
 from sqlalchemy import ColumnElement, delete, or_, select, update
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast_server import models
 from holdfast_server.accounts import passwords, people, rate_limits, secrets
@@ -51,64 +51,64 @@ class Visitor:
     """The browser's device cookie."""
 
 
-async def with_password(db: Database, name: str, password: str, visitor: Visitor, *, now: float) -> str:
+def with_password(db: Database, name: str, password: str, visitor: Visitor, *, now: float) -> str:
     """Return the secret of the new session. Raises TooManySignInAttempts and InvalidCredentials."""
     known = name.strip().lower()
     try:
-        await check_password(db, known, password, visitor, now=now)
+        check_password(db, known, password, visitor, now=now)
     except InvalidCredentials:
-        async with db.read() as session:
-            person = await session.get(models.PersonRecord, known)
+        with db.read() as session:
+            person = session.get(models.PersonRecord, known)
         # Do not log an unknown name: it may be a password, entered into the wrong field.
         about = {"name": known if person else "unknown name", "address": visitor.address}
-        await db.write(
+        db.write(
             lambda session: audit.record(
                 session, who=ANONYMOUS.name, action="person.sign_in_failed", now=now, after=about
             )
         )
         raise
-    return await begin(db, known, visitor, by="password", now=now)
+    return begin(db, known, visitor, by="password", now=now)
 
 
-async def check_password(db: Database, person: str, password: str, visitor: Visitor, *, now: float) -> None:
+def check_password(db: Database, person: str, password: str, visitor: Visitor, *, now: float) -> None:
     """Verify a password, unless too many attempts failed. Raises TooManySignInAttempts, InvalidCredentials."""
     passwords.require_room()  # before an attempt is counted: the visitor did nothing wrong
-    stored = await _password_hash(db, person)
+    stored = _password_hash(db, person)
     device = visitor.device
     if device is not None and (stored is None or not secrets.is_device(device, person, stored)):
         device = None
-    await rate_limits.take_attempt(db, person, visitor.address, device=device, now=now)
-    if not await passwords.verify(password[: passwords.LONGEST + 1], stored):
+    rate_limits.take_attempt(db, person, visitor.address, device=device, now=now)
+    if not passwords.verify(password[: passwords.LONGEST + 1], stored):
         raise InvalidCredentials
-    await rate_limits.reset(db, person, visitor.address, device=device)
+    rate_limits.reset(db, person, visitor.address, device=device)
 
 
-async def new_device(db: Database, name: str) -> str | None:
+def new_device(db: Database, name: str) -> str | None:
     """Return a device cookie for a browser in which the person has just entered their password."""
     known = name.strip().lower()
-    stored = await _password_hash(db, known)
+    stored = _password_hash(db, known)
     return None if stored is None else secrets.new_device(known, stored)
 
 
-async def _password_hash(db: Database, name: str) -> str | None:
+def _password_hash(db: Database, name: str) -> str | None:
     """Return the stored hash; `None` also for people of the identity provider, who have no password here."""
-    async with db.read() as session:
-        person = await session.get(models.PersonRecord, name)
+    with db.read() as session:
+        person = session.get(models.PersonRecord, name)
     return person.password if person is not None and person.issuer is None else None
 
 
-async def begin(db: Database, person: str, visitor: Visitor, *, by: str, now: float) -> str:
+def begin(db: Database, person: str, visitor: Visitor, *, by: str, now: float) -> str:
     """Begin a session and return its secret. Raises UnknownPerson if the person was removed in the meantime."""
     secret = new_session()
     kept = digest(secret)
 
-    async def work(session: AsyncSession) -> None:
-        row = await session.get(models.PersonRecord, person)
+    def work(session: Session) -> None:
+        row = session.get(models.PersonRecord, person)
         if row is None:
             raise UnknownPerson(person)
         row.signed_in_at = now
         if visitor.replaces is not None:
-            await session.execute(
+            session.execute(
                 delete(models.SignInRecord).where(models.SignInRecord.digest == digest(visitor.replaces))
             )
         session.add(
@@ -122,11 +122,11 @@ async def begin(db: Database, person: str, visitor: Visitor, *, by: str, now: fl
                 browser=visitor.browser[:MAX_BROWSER],
             )
         )
-        await session.flush()
+        session.flush()
         about = {"by": by, "address": visitor.address}
-        await audit.record(session, who=person, action="person.sign_in", now=now, after=about)
+        audit.record(session, who=person, action="person.sign_in", now=now, after=about)
 
-    await db.write(work)
+    db.write(work)
     return secret
 
 
@@ -134,60 +134,60 @@ def _is_open(now: float) -> tuple[ColumnElement[bool], ...]:
     return models.SignInRecord.seen_at > now - IDLE_SECONDS, models.SignInRecord.created_at > now - LASTS_SECONDS
 
 
-async def find(session: AsyncSession, secret: str, *, now: float) -> tuple[Principal, float] | None:
+def find(session: Session, secret: str, *, now: float) -> tuple[Principal, float] | None:
     """Return the person and the time of the last request of an open session."""
     rows = models.SignInRecord
     query = select(models.PersonRecord, rows).join(rows, rows.person == models.PersonRecord.name)
-    found = (await session.execute(query.where(rows.digest == digest(secret), *_is_open(now)))).one_or_none()
+    found = session.execute(query.where(rows.digest == digest(secret), *_is_open(now))).one_or_none()
     if found is None:
         return None
     person, row = found
-    principal = await people.principal_of(session, person, sign_in_id=row.id)
+    principal = people.principal_of(session, person, sign_in_id=row.id)
     entered_at = None if person.password is None else row.created_at
     return replace(principal, password_entered_at=entered_at), row.seen_at
 
 
 @transaction
-async def note_seen(session: AsyncSession, sign_in: str, *, now: float) -> None:
-    await session.execute(update(models.SignInRecord).where(models.SignInRecord.id == sign_in).values(seen_at=now))
+def note_seen(session: Session, sign_in: str, *, now: float) -> None:
+    session.execute(update(models.SignInRecord).where(models.SignInRecord.id == sign_in).values(seen_at=now))
 
 
-async def list_sessions(db: Database, principal: Principal, *, now: float) -> list[BrowserSession]:
+def list_sessions(db: Database, principal: Principal, *, now: float) -> list[BrowserSession]:
     """List a person's open sessions, the most recently used first."""
     table = models.SignInRecord
     query = select(table).where(table.person == principal.name, *_is_open(now))
-    async with db.read() as session:
-        found = await session.scalars(query.order_by(table.seen_at.desc(), table.id))
+    with db.read() as session:
+        found = session.scalars(query.order_by(table.seen_at.desc(), table.id))
         return [answer_from(row, BrowserSession, this=row.id == principal.sign_in_id) for row in found]
 
 
 @transaction
-async def end(session: AsyncSession, principal: Principal, sign_in: str, *, now: float) -> None:
+def end(session: Session, principal: Principal, sign_in: str, *, now: float) -> None:
     """Sign out one of a person's browsers. Raises UnknownSession."""
     table = models.SignInRecord
     ended = delete(table).where(table.id == sign_in, table.person == principal.name)
-    if (await session.execute(ended.returning(table.id))).one_or_none() is None:
+    if session.execute(ended.returning(table.id)).one_or_none() is None:
         raise UnknownSession
-    await audit.record(session, who=principal.name, action="person.sign_out", now=now, before={"session": sign_in})
+    audit.record(session, who=principal.name, action="person.sign_out", now=now, before={"session": sign_in})
 
 
 @transaction
-async def end_others(session: AsyncSession, principal: Principal, *, now: float) -> None:
+def end_others(session: Session, principal: Principal, *, now: float) -> None:
     """Sign out all of a person's browsers but the current one."""
     table = models.SignInRecord
     others = delete(table).where(table.person == principal.name, table.id != (principal.sign_in_id or ""))
-    ended = (await session.execute(others.returning(table.id))).all()
+    ended = session.execute(others.returning(table.id)).all()
     if ended:
         about = {"sessions": len(ended)}
-        await audit.record(session, who=principal.name, action="person.sign_out", now=now, before=about)
+        audit.record(session, who=principal.name, action="person.sign_out", now=now, before=about)
 
 
 @transaction
-async def delete_expired(session: AsyncSession, now: float) -> None:
+def delete_expired(session: Session, now: float) -> None:
     """Delete expired sessions, one-time links, OIDC flows and rate limits."""
     rows = models.SignInRecord
     ended = or_(rows.seen_at <= now - IDLE_SECONDS, rows.created_at <= now - LASTS_SECONDS)
-    await session.execute(delete(rows).where(ended))
+    session.execute(delete(rows).where(ended))
     for table in (models.SharedSessionRecord, models.OneTimeLinkRecord, models.OidcFlowRecord):
-        await session.execute(delete(table).where(table.expires_at <= now))
-    await rate_limits.delete_full(session, now=now)
+        session.execute(delete(table).where(table.expires_at <= now))
+    rate_limits.delete_full(session, now=now)

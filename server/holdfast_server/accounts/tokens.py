@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from msgspec import Struct
 from sqlalchemy import select, update
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol.administration import Token
 from holdfast.protocol.ids import validate_job
@@ -48,9 +48,7 @@ class TokenRequest(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
 
 
 @transaction
-async def create(
-    session: AsyncSession, request: TokenRequest, *, maker: Principal, now: float
-) -> tuple[str, Token]:
+def create(session: Session, request: TokenRequest, *, maker: Principal, now: float) -> tuple[str, Token]:
     """Make a key and return its secret, which is not stored, and its entry in the list of keys.
 
     Raises:
@@ -61,7 +59,7 @@ async def create(
     name, scopes = _checked(request)
     _require_rights(request, maker)
     if request.project is not None:
-        await require_project(session, request.project)
+        require_project(session, request.project)
     secret = new_token()
     row = models.TokenRecord(
         prefix=prefix_of(secret),
@@ -75,67 +73,67 @@ async def create(
         expires_at=None if request.seconds is None else now + request.seconds,
     )
     session.add(row)
-    await session.flush()
+    session.flush()
     until = "revoked" if row.expires_at is None else datetime.fromtimestamp(row.expires_at, UTC).date().isoformat()
     about = {"key": row.prefix, "name": name, "scopes": row.scopes, "until": until}
-    await audit.record(
+    audit.record(
         session, who=maker.name, action="key.create", now=now, job=row.job, project=row.project, after=about
     )
     return secret, _listed(row, now)
 
 
-async def list_tokens(db: Database, *, asker: Principal, now: float) -> list[Token]:
+def list_tokens(db: Database, *, asker: Principal, now: float) -> list[Token]:
     """List the keys that the asker may revoke, newest first."""
     tokens = models.TokenRecord
-    async with db.read() as session:
+    with db.read() as session:
         query = select(tokens).order_by(tokens.created_at.desc(), tokens.prefix)
-        return [_listed(row, now) for row in await session.scalars(query) if _revocable(row, asker)]
+        return [_listed(row, now) for row in session.scalars(query) if _revocable(row, asker)]
 
 
 @transaction
-async def revoke(session: AsyncSession, prefix: str, *, asker: Principal, now: float) -> Token:
+def revoke(session: Session, prefix: str, *, asker: Principal, now: float) -> Token:
     """Revoke a key. Within seconds, no instance accepts it. Revoking it again has no effect. Raises
     UnknownToken."""
-    row = await session.get(models.TokenRecord, prefix, with_for_update=True)
+    row = session.get(models.TokenRecord, prefix, with_for_update=True)
     if row is None or not _revocable(row, asker):
         raise UnknownToken(prefix)
     if row.revoked_at is None:
         row.revoked_at = now
-        await session.flush()
-        await audit.record(
+        session.flush()
+        audit.record(
             session, who=asker.name, action="key.revoke", now=now, job=row.job, project=row.project,
             before={"key": row.prefix, "name": row.name},
         )  # fmt: skip
     return _listed(row, now)
 
 
-async def revoke_of(session: AsyncSession, person: str, *, now: float) -> int:
+def revoke_of(session: Session, person: str, *, now: float) -> int:
     """Revoke all keys of a person and return their number."""
     tokens = models.TokenRecord
     revoked = update(tokens).where(tokens.created_by == person, tokens.revoked_at.is_(None)).values(revoked_at=now)
-    return len((await session.execute(revoked.returning(tokens.prefix))).all())
+    return len(session.execute(revoked.returning(tokens.prefix)).all())
 
 
-async def revoke_above(session: AsyncSession, maker: Principal, *, now: float) -> int:
+def revoke_above(session: Session, maker: Principal, *, now: float) -> int:
     """Revoke the keys of a person that exceed their current rights, and return the number of these keys."""
     tokens = models.TokenRecord
     query = select(tokens).where(tokens.created_by == maker.name, tokens.revoked_at.is_(None)).with_for_update()
     above = [
         row
-        for row in await session.scalars(query)
+        for row in session.scalars(query)
         if any(not _may_grant(maker, row.project, scope) for scope in row.scopes.split())
     ]
     for row in above:
         row.revoked_at = now
-    await session.flush()
+    session.flush()
     return len(above)
 
 
-async def find(session: AsyncSession, secret: str, *, now: float) -> models.TokenRecord | None:
+def find(session: Session, secret: str, *, now: float) -> models.TokenRecord | None:
     """Return the key with this secret if it is valid."""
     if not secret.startswith(TOKEN_MARK):
         return None
-    row = await session.get(models.TokenRecord, prefix_of(secret))
+    row = session.get(models.TokenRecord, prefix_of(secret))
     if row is None or not hmac.compare_digest(row.digest, digest(secret)):
         return None
     return row if _listed(row, now).state == "works" else None
@@ -156,9 +154,9 @@ def principal_of(row: models.TokenRecord) -> Principal:
 
 
 @transaction
-async def note_use(session: AsyncSession, prefix: str, *, now: float) -> None:
+def note_use(session: Session, prefix: str, *, now: float) -> None:
     tokens = models.TokenRecord
-    await session.execute(update(tokens).where(tokens.prefix == prefix).values(last_used_at=now))
+    session.execute(update(tokens).where(tokens.prefix == prefix).values(last_used_at=now))
 
 
 def _checked(request: TokenRequest) -> tuple[str, list[Scope]]:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 from sqlalchemy import delete, func, select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol.administration import AlertChannel
 from holdfast_server import models
@@ -48,18 +48,18 @@ class NewChannel(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     least_severity: str = "warning"
 
 
-async def list_channels(db: Database, project: str) -> list[AlertChannel]:
+def list_channels(db: Database, project: str) -> list[AlertChannel]:
     """Raises UnknownProject."""
     rows = models.AlertChannelRecord
-    async with db.read() as session:
-        await require_project(session, project)
+    with db.read() as session:
+        require_project(session, project)
         query = select(rows).where(rows.project == project).order_by(rows.created_at, rows.id)
-        return [_as_answer(row) for row in await session.scalars(query)]
+        return [_as_answer(row) for row in session.scalars(query)]
 
 
 @transaction
-async def create(
-    session: AsyncSession, settings: AlertSettings, project: str, request: NewChannel, *, who: str, now: float
+def create(
+    session: Session, settings: AlertSettings, project: str, request: NewChannel, *, who: str, now: float
 ) -> AlertChannel:
     """Create a channel and return it with its secret, which no other answer contains.
 
@@ -75,8 +75,8 @@ async def create(
         raise InvalidSetting("least_severity", reason)
     row_id, secret = uuid.uuid4().hex, secrets.token_hex(32) if kind == "webhook" else ""
     rows = models.AlertChannelRecord
-    await require_project(session, project)
-    known = await session.scalar(select(func.count()).where(rows.project == project))
+    require_project(session, project)
+    known = session.scalar(select(func.count()).where(rows.project == project))
     if (known or 0) >= MAX_CHANNELS:
         raise InvalidSetting("name", f"a project has at most {MAX_CHANNELS} channels: remove one first")
     row = rows(
@@ -92,24 +92,24 @@ async def create(
         created_by=who,
     )
     session.add(row)
-    await session.flush()
-    await _record(session, "alert.channel.create", row, who=who, now=now)
+    session.flush()
+    _record(session, "alert.channel.create", row, who=who, now=now)
     return _as_answer(row, secret=secret or None)
 
 
 @transaction
-async def remove(session: AsyncSession, project: str, channel: str, *, who: str, now: float) -> None:
+def remove(session: Session, project: str, channel: str, *, who: str, now: float) -> None:
     """Remove a channel with its queued messages. Raises UnknownChannel."""
-    row = await find(session, project, channel)
-    await session.execute(delete(models.AlertDeliveryRecord).where(models.AlertDeliveryRecord.channel == channel))
-    await session.delete(row)
-    await session.flush()
-    await _record(session, "alert.channel.remove", row, who=who, now=now)
+    row = find(session, project, channel)
+    session.execute(delete(models.AlertDeliveryRecord).where(models.AlertDeliveryRecord.channel == channel))
+    session.delete(row)
+    session.flush()
+    _record(session, "alert.channel.remove", row, who=who, now=now)
 
 
-async def find(session: AsyncSession, project: str, channel: str) -> models.AlertChannelRecord:
+def find(session: Session, project: str, channel: str) -> models.AlertChannelRecord:
     """Raises UnknownChannel."""
-    row = await session.get(models.AlertChannelRecord, channel)
+    row = session.get(models.AlertChannelRecord, channel)
     if row is None or row.project != project:
         raise UnknownChannel(channel)
     return row
@@ -158,8 +158,6 @@ def _as_answer(row: models.AlertChannelRecord, *, secret: str | None = None) -> 
     return answer_from(row, AlertChannel, target=shown, secret=secret)
 
 
-async def _record(
-    session: AsyncSession, action: str, row: models.AlertChannelRecord, *, who: str, now: float
-) -> None:
+def _record(session: Session, action: str, row: models.AlertChannelRecord, *, who: str, now: float) -> None:
     about = {"channel": row.id, "name": row.name, "kind": row.kind, "target": _as_answer(row).target}
-    await audit.record(session, who=who, action=action, project=row.project, after=about, now=now)
+    audit.record(session, who=who, action=action, project=row.project, after=about, now=now)

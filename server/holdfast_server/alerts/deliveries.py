@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 from sqlalchemy import func, select, update
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol.administration import AlertDelivery
 from holdfast_server import models
@@ -46,7 +46,7 @@ SMTP_SECONDS = 10.0
 logger = logging.getLogger(__name__)
 
 
-async def enqueue(session: AsyncSession, row: models.AlertRecord, event: messages.Event, *, now: float) -> None:
+def enqueue(session: Session, row: models.AlertRecord, event: messages.Event, *, now: float) -> None:
     """Store the messages in the transaction that changes the alert, so that both are committed or neither.
 
     An alert whose cause is an open alert of the same job has no message. The end of an alert has one for the
@@ -57,21 +57,21 @@ async def enqueue(session: AsyncSession, row: models.AlertRecord, event: message
     if event == "resolved":
         firing = select(sent.channel).where(sent.alert == row.id, sent.event == "firing")
         wanted = wanted.where(rows.id.in_(firing))
-    elif await _has_open_cause(session, row):
+    elif _has_open_cause(session, row):
         return
     message = messages.AlertMessage(event=event, project=row.project, alert=incidents.as_answer(row, now=now))
-    for channel in await session.scalars(wanted):
+    for channel in session.scalars(wanted):
         if SEVERITIES.index(row.severity) >= SEVERITIES.index(channel.least_severity):
             session.add(_queued(channel, message, now=now))
 
 
-async def _has_open_cause(session: AsyncSession, row: models.AlertRecord) -> bool:
+def _has_open_cause(session: Session, row: models.AlertRecord) -> bool:
     rows = models.AlertRecord
     open_causes = select(rows.id).where(
         rows.job == row.job, rows.kind.in_(CAUSES.get(row.kind, ())), rows.fired_at.is_not(None),
         rows.resolved_at.is_(None),
     )  # fmt: skip
-    return (await session.scalars(open_causes.limit(1))).first() is not None
+    return session.scalars(open_causes.limit(1)).first() is not None
 
 
 def _queued(
@@ -90,22 +90,22 @@ def _queued(
 
 
 @transaction
-async def send_test(session: AsyncSession, project: str, channel: str, *, now: float) -> AlertDelivery:
+def send_test(session: Session, project: str, channel: str, *, now: float) -> AlertDelivery:
     """Queue a test message. Raises UnknownChannel."""
-    found = await channels.find(session, project, channel)
+    found = channels.find(session, project, channel)
     row = _queued(found, messages.AlertMessage(event="test", project=project), now=now)
     session.add(row)
-    await session.flush()
+    session.flush()
     return answer_from(row, AlertDelivery)
 
 
-async def list_deliveries(db: Database, project: str, channel: str, *, limit: int = 50) -> list[AlertDelivery]:
+def list_deliveries(db: Database, project: str, channel: str, *, limit: int = 50) -> list[AlertDelivery]:
     """List a channel's messages, newest first. Raises UnknownChannel."""
     rows = models.AlertDeliveryRecord
-    async with db.read() as session:
-        await channels.find(session, project, channel)
+    with db.read() as session:
+        channels.find(session, project, channel)
         query = select(rows).where(rows.channel == channel).order_by(rows.id.desc()).limit(limit)
-        return [answer_from(row, AlertDelivery) for row in await session.scalars(query)]
+        return [answer_from(row, AlertDelivery) for row in session.scalars(query)]
 
 
 # ---- the background job -----------------------------------------------------------------------
@@ -127,11 +127,10 @@ class MessageSender:
         Those about the same rule that are due for the same channel are sent as one. The first message of each
         channel precedes the second of any, so that a channel that does not answer delays only its own messages.
         """
-        async with db.read() as session:
-            due = [await _combined(session, *group) for group in await _due_groups(session, now=now)]
+        due = await db.ask("background", partial(_due, db, now=now))
         results = await asyncio.gather(*(self._send(some, now=now) for some in due))
         for some, result in zip(due, results, strict=True):
-            await db.write(partial(_store, some=some, result=result, now=now))
+            await db.stored(partial(_store, some=some, result=result, now=now))
             if self.metrics is not None:
                 self.metrics.delivered(channel=some.channel.kind, taken=result.error is None)
         return len(due)
@@ -142,7 +141,7 @@ class MessageSender:
             return _SendResult()
         try:
             if channel.kind == "email":
-                await self._mail(message, channel, number)
+                await asyncio.to_thread(self._mail, message, channel, number)
             else:
                 await self._post(message, channel, number, now=now)
         except egress.UrlBlocked as error:
@@ -156,9 +155,7 @@ class MessageSender:
             return _SendResult(f"sending failed: {type(error).__name__}; the server's log has the details")
         return _SendResult()
 
-    async def _mail(
-        self, message: messages.AlertMessage, channel: models.AlertChannelRecord, delivery: int
-    ) -> None:
+    def _mail(self, message: messages.AlertMessage, channel: models.AlertChannelRecord, delivery: int) -> None:
         if not self.settings.smtp_host:
             raise egress.DeliveryFailed("mail is disabled on this server: HOLDFAST_SMTP_HOST is not set")
         mail = messages.as_mail(
@@ -168,7 +165,7 @@ class MessageSender:
             address=self.address,
             delivery=delivery,
         )
-        await asyncio.to_thread(send_mail, mail, self.settings)
+        send_mail(mail, self.settings)
 
     async def _post(
         self, message: messages.AlertMessage, channel: models.AlertChannelRecord, delivery: int, *, now: float
@@ -227,8 +224,13 @@ class _Outgoing:
     """`None`: nothing is sent, because the incident that it would resolve has other open alerts."""
 
 
-async def _due_groups(
-    session: AsyncSession, *, now: float
+def _due(db: Database, *, now: float) -> list[_Outgoing]:
+    with db.read() as session:
+        return [_combined(session, *group) for group in _due_groups(session, now=now)]
+
+
+def _due_groups(
+    session: Session, *, now: float
 ) -> list[tuple[models.AlertChannelRecord, list[models.AlertDeliveryRecord]]]:
     rows, owner, alerts = models.AlertDeliveryRecord, models.AlertChannelRecord, models.AlertRecord
     place = func.row_number().over(partition_by=rows.channel, order_by=(rows.next_at, rows.id))
@@ -242,7 +244,7 @@ async def _due_groups(
         .limit(MAX_GROUPED)
     )
     groups: dict[tuple[object, ...], tuple[models.AlertChannelRecord, list[models.AlertDeliveryRecord]]] = {}
-    for row, channel, rule in await session.execute(query):
+    for row, channel, rule in session.execute(query):
         # PagerDuty resolves an incident, which may be about other alerts than those that end together
         alone = rule is None or (channel.kind == "pagerduty" and row.event == "resolved")
         key = (channel.id, row.id) if alone else (channel.id, row.event, rule)
@@ -251,37 +253,37 @@ async def _due_groups(
     return list(groups.values())
 
 
-async def _combined(
-    session: AsyncSession, channel: models.AlertChannelRecord, rows: list[models.AlertDeliveryRecord]
+def _combined(
+    session: Session, channel: models.AlertChannelRecord, rows: list[models.AlertDeliveryRecord]
 ) -> _Outgoing:
     first, *others = (_message(row) for row in rows)
     more = tuple(message.alert for message in others if message.alert is not None)
     message: messages.AlertMessage | None = msgspec.structs.replace(first, others=more)
     if channel.kind == "pagerduty" and first.event == "resolved":
-        message = await _incident_end(session, rows[0], first)
+        message = _incident_end(session, rows[0], first)
     return _Outgoing(rows=rows, channel=channel, message=message)
 
 
-async def _incident_end(
-    session: AsyncSession, row: models.AlertDeliveryRecord, message: messages.AlertMessage
+def _incident_end(
+    session: Session, row: models.AlertDeliveryRecord, message: messages.AlertMessage
 ) -> messages.AlertMessage | None:
     """Return the message that resolves the incident of an alert; `None` while other alerts of it are open."""
     rows, alerts = models.AlertDeliveryRecord, models.AlertRecord
     sent = select(rows).where(rows.channel == row.channel, rows.alert == row.alert, rows.event == "firing")
-    begun = (await session.scalars(sent.order_by(rows.id.desc()).limit(1))).first()
+    begun = session.scalars(sent.order_by(rows.id.desc()).limit(1)).first()
     opened = None if begun is None else _message(begun)
     if opened is None or not opened.others:
         return message
     numbers = [alert.id for alert in opened.alerts]
     still_open = select(func.count()).where(alerts.id.in_(numbers), alerts.resolved_at.is_(None))
-    return None if await session.scalar(still_open) else msgspec.structs.replace(message, alert=opened.alert)
+    return None if session.scalar(still_open) else msgspec.structs.replace(message, alert=opened.alert)
 
 
 def _message(row: models.AlertDeliveryRecord) -> messages.AlertMessage:
     return msgspec.msgpack.decode(row.payload, type=messages.AlertMessage)
 
 
-async def _store(session: AsyncSession, *, some: _Outgoing, result: _SendResult, now: float) -> None:
+def _store(session: Session, *, some: _Outgoing, result: _SendResult, now: float) -> None:
     rows = models.AlertDeliveryRecord
     for row in some.rows:
         tries = row.tries + 1
@@ -294,4 +296,4 @@ async def _store(session: AsyncSession, *, some: _Outgoing, result: _SendResult,
             values |= {"state": "failed", "ended_at": now}
         else:
             values |= {"next_at": now + RETRY_SECONDS[tries - 1]}
-        await session.execute(update(rows).where(rows.id == row.id, rows.state == "waiting").values(**values))
+        session.execute(update(rows).where(rows.id == row.id, rows.state == "waiting").values(**values))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol.administration import AlertRule
 from holdfast_server import models
@@ -41,65 +40,61 @@ class _RuleCheck:
     result: RuleResult | None
 
 
-async def evaluate(db: Database, now: float, *, at_rest: bool = False) -> None:
+def evaluate(db: Database, now: float, *, at_rest: bool = False) -> None:
     """Begin, update and resolve alerts and queue their messages, in one transaction per job.
 
     With `at_rest`, only for jobs that have ended and have no open alert; otherwise for all others.
     """
-    async with db.read() as session:
-        names = await facts.candidates(session, at_rest=at_rest, now=now)
+    with db.read() as session:
+        names = facts.candidates(session, at_rest=at_rest, now=now)
     for start in range(0, len(names), JOBS_AT_ONCE):
         part = names[start : start + JOBS_AT_ONCE]
-        async with db.read() as session:
-            known = await facts.gather(session, part, now=now)
-            by_project = {
-                project: await rules.rules_of(session, project) for project in {job.project for job in known}
-            }
-            open_alerts, outdated = await _open_alerts(session, part)
+        with db.read() as session:
+            known = facts.gather(session, part, now=now)
+            by_project = {project: rules.rules_of(session, project) for project in {job.project for job in known}}
+            open_alerts, outdated = _open_alerts(session, part)
             rows = [row for alerts in open_alerts.values() for row in alerts.values()]
-            open_spikes = await facts.read_open_spikes(session, [row for row in rows if _has_window(row)])
+            open_spikes = facts.read_open_spikes(session, [row for row in rows if _has_window(row)])
             spike_rules = {
                 name: [rule for rule in found if KINDS[rule.kind].window] for name, found in by_project.items()
             }
         due = []
-        async for job in _with_losses(db, known, spike_rules):
+        for job in _with_losses(db, known, spike_rules):
             found = open_alerts.get(job.job, {})
-            if job.losses is not None:  # off the event loop: medians of many windows
-                checks = await asyncio.to_thread(_check, job, by_project[job.project], open_spikes)
-            else:
-                checks = _check(job, by_project[job.project], open_spikes)
+            checks = _check(job, by_project[job.project], open_spikes)
             stepping = any(True for _ in _steps(found, checks, now=now))
             if stepping or job.job in outdated or _without_rule(found, checks):
                 due.append((job.job, partial(_update, job=job.job, checks=checks, now=now)))
         for begin in range(0, len(due), WRITES_AT_ONCE):
             some = due[begin : begin + WRITES_AT_ONCE]
-            await asyncio.gather(*(db.write(update, job=name) for name, update in some))
+            for stored in [db.submit(update, job=name) for name, update in some]:
+                stored.result()
 
 
-async def _with_losses(
+def _with_losses(
     db: Database, known: list[JobFacts], spike_rules: dict[str, list[AlertRule]]
-) -> AsyncIterator[JobFacts]:
+) -> Iterator[JobFacts]:
     """Yield the jobs, those that a rule over a window applies to with their losses."""
     for start in range(0, len(known), LOSSES_AT_ONCE):
         some = known[start : start + LOSSES_AT_ONCE]
         asked = [job for job in some if any(rules.applies(each, job.job) for each in spike_rules[job.project])]
-        async with db.read() as session:
-            losses = await facts.read_losses(session, asked)
+        with db.read() as session:
+            losses = facts.read_losses(session, asked)
         for job in some:
             yield replace(job, losses=losses[job.job]) if job.job in losses else job
 
 
-async def _open_alerts(session: AsyncSession, jobs: list[str]) -> tuple[_OpenAlerts, set[str]]:
+def _open_alerts(session: Session, jobs: list[str]) -> tuple[_OpenAlerts, set[str]]:
     """Return the open alerts by job and rule, without those that a restore ends, and the jobs to update."""
     found: _OpenAlerts = {}
-    for (job, rule), row in (await incidents.open_rows(session, jobs)).items():
+    for (job, rule), row in incidents.open_rows(session, jobs).items():
         found.setdefault(job, {})[rule] = row
     outdated = set()
     for job, alerts in found.items():
         offering = _about_iterations(alerts)
-        if offering and await last_good.is_outdated(session, job, offering):
+        if offering and last_good.is_outdated(session, job, offering):
             outdated.add(job)
-        for row, _ in await last_good.abandoned(session, job, offering) if offering else ():
+        for row, _ in last_good.abandoned(session, job, offering) if offering else ():
             del alerts[row.rule]
             outdated.add(job)
     return found, outdated
@@ -149,50 +144,50 @@ def _without_rule(rows: dict[str, models.AlertRecord], checks: list[_RuleCheck])
     return [row for rule, row in rows.items() if rule not in names]
 
 
-async def _update(session: AsyncSession, *, job: str, checks: list[_RuleCheck], now: float) -> None:
+def _update(session: Session, *, job: str, checks: list[_RuleCheck], now: float) -> None:
     """Decide again under the job's lock: a person or another instance may have changed an alert since the read."""
-    await lock_job(session, job)
-    found = await incidents.open_rows(session, [job])
+    lock_job(session, job)
+    found = incidents.open_rows(session, [job])
     rows = {rule: row for (_, rule), row in found.items()}
     offering = _about_iterations(rows)
     if offering:
-        for row, iteration in await last_good.abandoned(session, job, offering):
-            await _end(session, rows.pop(row.rule), f"restored to iteration {iteration:,}", now=now)
-        await last_good.keep(session, job, now=now)
+        for row, iteration in last_good.abandoned(session, job, offering):
+            _end(session, rows.pop(row.rule), f"restored to iteration {iteration:,}", now=now)
+        last_good.keep(session, job, now=now)
     for row in _without_rule(rows, checks):
-        await _end(session, row, RULE_DISABLED, now=now)
+        _end(session, row, RULE_DISABLED, now=now)
     for open_row, check, step in list(_steps(rows, checks, now=now)):
         if open_row is None:
-            await _begin(session, job, check, now=now)
+            _begin(session, job, check, now=now)
         else:
-            await _take(session, open_row, check, step, now=now)
-        await session.flush()
+            _take(session, open_row, check, step, now=now)
+        session.flush()
     if offering:
-        await last_good.keep(session, job, now=now)
+        last_good.keep(session, job, now=now)
 
 
-async def _begin(session: AsyncSession, job: str, check: _RuleCheck, *, now: float) -> None:
+def _begin(session: Session, job: str, check: _RuleCheck, *, now: float) -> None:
     assert check.result is not None
     row = incidents.begin(job, check.rule, check.result, now=now)
     session.add(row)
     if row.iteration is not None:
-        await session.flush()
-        await last_good.keep(session, job, now=now)
+        session.flush()
+        last_good.keep(session, job, now=now)
     if check.rule.for_seconds <= 0:
-        await _fire(session, row, check, now=now)
+        _fire(session, row, check, now=now)
 
 
-async def _take(
-    session: AsyncSession, row: models.AlertRecord, check: _RuleCheck, step: incidents.Step, *, now: float
+def _take(
+    session: Session, row: models.AlertRecord, check: _RuleCheck, step: incidents.Step, *, now: float
 ) -> None:
     match step:
         case "replace":
-            await _end(session, row, REPLACED, now=now)
-            await _begin(session, row.job, check, now=now)
+            _end(session, row, REPLACED, now=now)
+            _begin(session, row.job, check, now=now)
         case "fire":
-            await _fire(session, row, check, now=now)
+            _fire(session, row, check, now=now)
         case "discard":
-            await session.delete(row)
+            session.delete(row)
         case "keep_firing":
             row.clear_since = None
         case "start_clearing":
@@ -202,32 +197,32 @@ async def _take(
             was_announced = incidents.is_announced(row)
             incidents.update(row, check.rule, check.result, now=now)
             if check.result.is_announced and not was_announced and row.acknowledged_at is None:
-                await _send(session, row, "firing", now=now)
+                _send(session, row, "firing", now=now)
         case "end_silence":
             row.silenced_until = row.silenced_by = None
             if row.acknowledged_at is None:
-                await _send(session, row, "firing", now=now)
+                _send(session, row, "firing", now=now)
         case "resolve":
             assert check.result is not None
-            await _end(session, row, check.result.end, now=now)
+            _end(session, row, check.result.end, now=now)
 
 
-async def _fire(session: AsyncSession, row: models.AlertRecord, check: _RuleCheck, *, now: float) -> None:
+def _fire(session: Session, row: models.AlertRecord, check: _RuleCheck, *, now: float) -> None:
     assert check.result is not None
-    await incidents.fire(session, row, check.rule, check.result, now=now)
-    await session.flush()
-    await _send(session, row, "firing", now=now)
+    incidents.fire(session, row, check.rule, check.result, now=now)
+    session.flush()
+    _send(session, row, "firing", now=now)
 
 
-async def _end(session: AsyncSession, row: models.AlertRecord, why: str, *, now: float) -> None:
+def _end(session: Session, row: models.AlertRecord, why: str, *, now: float) -> None:
     if row.fired_at is None:
-        await session.delete(row)
+        session.delete(row)
     else:
         row.resolved_at, row.resolved_why = now, why
-        await _send(session, row, "resolved", now=now)
-    await session.flush()
+        _send(session, row, "resolved", now=now)
+    session.flush()
 
 
-async def _send(session: AsyncSession, row: models.AlertRecord, event: messages.Event, *, now: float) -> None:
+def _send(session: Session, row: models.AlertRecord, event: messages.Event, *, now: float) -> None:
     if incidents.is_announced(row) and not incidents.is_silenced(row, now=now):
-        await deliveries.enqueue(session, row, event, now=now)
+        deliveries.enqueue(session, row, event, now=now)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import statistics
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import and_, func, not_, or_, select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol.jobs import JobStatus, RecentFailures
 from holdfast.protocol.wire import OPEN_ORDER_STATES
@@ -108,7 +107,7 @@ class JobFacts:
     order: EndedRestore | None = None
 
 
-async def candidates(session: AsyncSession, *, at_rest: bool, now: float) -> list[str]:
+def candidates(session: Session, *, at_rest: bool, now: float) -> list[str]:
     """Return the jobs to evaluate: with `at_rest`, those that ended well and have no open alert; else the
     others."""
     jobs, attempts, alerts = models.JobRecord, models.AttemptRecord, models.AlertRecord
@@ -117,18 +116,18 @@ async def candidates(session: AsyncSession, *, at_rest: bool, now: float) -> lis
     heard = jobs.last_contact_at > now - CURRENT_SECONDS
     chosen = and_(heard, ended, not_(has_alert)) if at_rest else or_(and_(heard, not_(ended)), has_alert)
     query = select(jobs.name).outerjoin(attempts, current_attempt()).where(chosen)
-    return list(await session.scalars(query.order_by(jobs.name)))
+    return list(session.scalars(query.order_by(jobs.name)))
 
 
-async def gather(session: AsyncSession, names: list[str], *, now: float) -> list[JobFacts]:
+def gather(session: Session, names: list[str], *, now: float) -> list[JobFacts]:
     jobs, attempts = models.JobRecord, models.AttemptRecord
     query = select(jobs, attempts).outerjoin(attempts, current_attempt()).where(jobs.name.in_(names))
     query = query.order_by(jobs.name)
-    rows = (await session.execute(query)).all()
-    durable = await checkpoints.last_durable(session, names)
-    failing = await checkpoints.failing(session, names)
-    damaged = await _damaged(session, names)
-    orders = await _ended_orders(session, names, now=now)
+    rows = session.execute(query).all()
+    durable = checkpoints.last_durable(session, names)
+    failing = checkpoints.failing(session, names)
+    damaged = _damaged(session, names)
+    orders = _ended_orders(session, names, now=now)
     return [
         _facts(
             job,
@@ -203,7 +202,7 @@ def _facts(
     )
 
 
-async def _damaged(session: AsyncSession, names: list[str]) -> dict[str, tuple[str, ...]]:
+def _damaged(session: Session, names: list[str]) -> dict[str, tuple[str, ...]]:
     rows = models.CheckpointRecord
     newest = func.row_number().over(partition_by=rows.job, order_by=(rows.iteration.desc(), rows.id.desc()))
     ranked = (
@@ -213,12 +212,12 @@ async def _damaged(session: AsyncSession, names: list[str]) -> dict[str, tuple[s
     )
     query = select(ranked.c.job, ranked.c.id).where(ranked.c.place <= MAX_DAMAGED).order_by(ranked.c.place)
     found: dict[str, tuple[str, ...]] = {}
-    for job, checkpoint in await session.execute(query):
+    for job, checkpoint in session.execute(query):
         found[job] = (*found.get(job, ()), checkpoint)
     return found
 
 
-async def _ended_orders(session: AsyncSession, names: Sequence[str], *, now: float) -> dict[str, EndedRestore]:
+def _ended_orders(session: Session, names: Sequence[str], *, now: float) -> dict[str, EndedRestore]:
     orders, moves = models.RestoreOrderRecord, models.OrderTransitionRecord
     newest = func.row_number().over(partition_by=orders.job, order_by=(orders.created_at.desc(), orders.id))
     ranked = (
@@ -237,16 +236,16 @@ async def _ended_orders(session: AsyncSession, names: Sequence[str], *, now: flo
             reason=row.reason,
             ago_seconds=max(0.0, now - at),
         )
-        for row, at in await session.execute(query)
+        for row, at in session.execute(query)
     }
 
 
-async def read_losses(session: AsyncSession, jobs: Sequence[JobFacts]) -> dict[str, LossHistory]:
+def read_losses(session: Session, jobs: Sequence[JobFacts]) -> dict[str, LossHistory]:
     """Read the newest losses of the jobs that train and report one; of few jobs at once, as each takes memory."""
     reads = {job.job: _first_iteration(job) for job in jobs if job.status == "running" and job.loss is not None}
     if not reads:
         return {}
-    replayed = await _replayed_until(session, list(reads))
+    replayed = _replayed_until(session, list(reads))
     lineages, starts = {job.job: job.lineage for job in jobs}, {job.job: job.start_loss for job in jobs}
     rows = models.ChunkRecord
     wanted = or_(
@@ -257,11 +256,9 @@ async def read_losses(session: AsyncSession, jobs: Sequence[JobFacts]) -> dict[s
     )
     query = select(rows.job, rows.attempt, rows.columns).where(rows.rank == 0, wanted).order_by(rows.id)
     chunks: dict[str, list[tuple[int, bytes]]] = {}
-    for name, attempt, columns in await session.execute(query):
+    for name, attempt, columns in session.execute(query):
         chunks.setdefault(name, []).append((attempt, columns))
-    made = await asyncio.to_thread(
-        lambda: {name: _join_chunks(found, reads[name]) for name, found in chunks.items()}
-    )
+    made = {name: _join_chunks(found, reads[name]) for name, found in chunks.items()}
     return {
         name: LossHistory(*columns, replayed_until=replayed.get(name, 0), start=starts[name])
         for name, columns in made.items()
@@ -269,9 +266,7 @@ async def read_losses(session: AsyncSession, jobs: Sequence[JobFacts]) -> dict[s
     }
 
 
-async def read_open_spikes(
-    session: AsyncSession, alerts: Sequence[models.AlertRecord]
-) -> dict[tuple[str, str], OpenSpike]:
+def read_open_spikes(session: Session, alerts: Sequence[models.AlertRecord]) -> dict[tuple[str, str], OpenSpike]:
     """Return by job and rule the spikes of open alerts, with the losses before them on the same lineage."""
     rows, found = models.ChunkRecord, {}
     for alert in alerts:
@@ -282,8 +277,8 @@ async def read_open_spikes(
             rows.job == alert.job, rows.rank == 0, rows.lineage == alert.lineage,
             rows.last_iteration >= first, rows.first_iteration < alert.iteration,
         )  # fmt: skip
-        contents = list(await session.scalars(query))
-        joined = await asyncio.to_thread(_join_losses, contents, first)
+        contents = list(session.scalars(query))
+        joined = _join_losses(contents, first)
         iterations, losses, _ = _NO_LOSSES if joined is None else joined
         found[alert.job, alert.rule] = OpenSpike(
             subject=alert.subject,
@@ -328,7 +323,7 @@ def _losses_of(columns: bytes, first: int) -> _Losses | None:
     return table.iteration[since].copy(), loss[since].copy(), table.at[since].copy()
 
 
-async def _replayed_until(session: AsyncSession, names: list[str]) -> dict[str, int]:
+def _replayed_until(session: Session, names: list[str]) -> dict[str, int]:
     """Return by job the last iteration of its other lineages and earlier attempts."""
     jobs, lineages, attempts = models.JobRecord, models.LineageRecord, models.AttemptRecord
     found: dict[str, int] = {}
@@ -337,6 +332,6 @@ async def _replayed_until(session: AsyncSession, names: list[str]) -> dict[str, 
         (attempts, attempts.uid != jobs.uid),
     ):
         query = select(rows.job, func.max(rows.last_iteration)).join(jobs, jobs.name == rows.job)
-        for name, last in await session.execute(query.where(rows.job.in_(names), other).group_by(rows.job)):
+        for name, last in session.execute(query.where(rows.job.in_(names), other).group_by(rows.job)):
             found[name] = max(found.get(name, 0), last)
     return found

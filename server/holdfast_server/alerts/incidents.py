@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Literal
 
 from sqlalchemy import ColumnElement, and_, func, not_, select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol.administration import Alert, AlertFilter, AlertRule, AlertState
 from holdfast_server import models
@@ -74,9 +74,9 @@ def _step_while_broken(
     return "update"
 
 
-async def open_rows(session: AsyncSession, jobs: Iterable[str]) -> dict[tuple[str, str], models.AlertRecord]:
+def open_rows(session: Session, jobs: Iterable[str]) -> dict[tuple[str, str], models.AlertRecord]:
     """Return the unresolved alerts by job and rule, including those that have not fired yet."""
-    rows = await session.scalars(_UNRESOLVED, {"jobs": list(jobs)})
+    rows = session.scalars(_UNRESOLVED, {"jobs": list(jobs)})
     return {(row.job, row.rule): row for row in rows}
 
 
@@ -107,9 +107,7 @@ def update(row: models.AlertRecord, rule: AlertRule, result: RuleResult, *, now:
     row.value = result.value if result.value is not None and math.isfinite(result.value) else None
 
 
-async def fire(
-    session: AsyncSession, row: models.AlertRecord, rule: AlertRule, result: RuleResult, *, now: float
-) -> None:
+def fire(session: Session, row: models.AlertRecord, rule: AlertRule, result: RuleResult, *, now: float) -> None:
     """Fire an alert. An unexpired silence of the previous alert of this rule and job applies to it."""
     row.fired_at, row.severity = now, rule.severity
     update(row, rule, result, now=now)
@@ -120,7 +118,7 @@ async def fire(
         .order_by(earlier.id.desc())
         .limit(1)
     )
-    before = (await session.scalars(query)).first()
+    before = session.scalars(query).first()
     if before is not None and is_silenced(before, now=now):
         row.silenced_until, row.silenced_by = before.silenced_until, before.silenced_by
 
@@ -151,7 +149,7 @@ def as_answer(row: models.AlertRecord, *, now: float) -> Alert:
 # ---- reading ----------------------------------------------------------------------------------
 
 
-async def list_alerts(
+def list_alerts(
     db: Database,
     *,
     now: float,
@@ -189,10 +187,10 @@ async def list_alerts(
         query = query.where(rows.job.icontains(search, autoescape=True))
     if before is not None:
         query = query.where(rows.id < before)
-    async with db.read() as session:
+    with db.read() as session:
         if job is not None:
-            await find_job(session, job)
-        return [as_answer(row, now=now) for row in await session.scalars(query)]
+            find_job(session, job)
+        return [as_answer(row, now=now) for row in session.scalars(query)]
 
 
 def _in_state(state: AlertFilter, *, now: float) -> tuple[ColumnElement[bool], ...]:
@@ -211,9 +209,9 @@ def _in_state(state: AlertFilter, *, now: float) -> tuple[ColumnElement[bool], .
     return rows.resolved_at.is_(None), *more[state]
 
 
-async def open_of_jobs(session: AsyncSession, jobs: Sequence[str], *, now: float) -> dict[str, list[Alert]]:
+def open_of_jobs(session: Session, jobs: Sequence[str], *, now: float) -> dict[str, list[Alert]]:
     """Return the unresolved alerts by job, the most severe first."""
-    rows = (await open_rows(session, jobs)).values()
+    rows = open_rows(session, jobs).values()
     order = {"critical": 0, "warning": 1, "info": 2}
     found: dict[str, list[Alert]] = {}
     for row in sorted(rows, key=lambda row: (order.get(row.severity, 3), row.id)):
@@ -222,14 +220,14 @@ async def open_of_jobs(session: AsyncSession, jobs: Sequence[str], *, now: float
     return found
 
 
-async def open_by_severity(db: Database, *, visible_projects: Collection[str] | None = None) -> dict[str, int]:
+def open_by_severity(db: Database, *, visible_projects: Collection[str] | None = None) -> dict[str, int]:
     """Count the unresolved alerts, including acknowledged and silenced ones."""
     rows = models.AlertRecord
     query = select(rows.severity, func.count()).where(rows.resolved_at.is_(None), rows.fired_at.is_not(None))
     if visible_projects is not None:
         query = query.where(rows.project.in_(visible_projects))
-    async with db.read() as session:
-        counted = await session.execute(query.group_by(rows.severity))
+    with db.read() as session:
+        counted = session.execute(query.group_by(rows.severity))
         found = {severity: count for severity, count in counted}  # noqa: C416 - rows are not plain tuples
     return {severity: found.get(severity, 0) for severity in SEVERITIES}
 
@@ -238,29 +236,29 @@ async def open_by_severity(db: Database, *, visible_projects: Collection[str] | 
 
 
 @job_transaction
-async def acknowledge(session: AsyncSession, job: str, alert: int, *, who: str, now: float) -> Alert:
+def acknowledge(session: Session, job: str, alert: int, *, who: str, now: float) -> Alert:
     """Acknowledge an alert, once. Raises UnknownJob, UnknownAlert, AlertResolved."""
-    row = await _unresolved(session, job, alert)
+    row = _unresolved(session, job, alert)
     if row.acknowledged_at is None:
         row.acknowledged_at, row.acknowledged_by = now, who
-        await _record(session, "alert.acknowledge", row, who=who, now=now)
+        _record(session, "alert.acknowledge", row, who=who, now=now)
     return as_answer(row, now=now)
 
 
-async def acknowledge_all(db: Database, alerts: Sequence[int], *, asker: Principal, now: float) -> None:
+def acknowledge_all(db: Database, alerts: Sequence[int], *, asker: Principal, now: float) -> None:
     """Acknowledge those of some alerts that are open and whose jobs the asker may operate."""
     rows = models.AlertRecord
     query = select(rows.id, rows.job, rows.project).where(rows.id.in_(list(alerts)[:MAX_ROWS]))
-    async with db.read() as session:
-        found = (await session.execute(query)).all()
+    with db.read() as session:
+        found = session.execute(query).all()
     for alert, job, project in found:
         if (asker.role_in(project) or 0) >= Role.operator:
             with suppress(AlertResolved, UnknownAlert, UnknownJob):  # it resolved or was deleted meanwhile
-                await acknowledge(db, job, alert, who=asker.name, now=now)
+                acknowledge(db, job, alert, who=asker.name, now=now)
 
 
 @job_transaction
-async def silence(session: AsyncSession, job: str, alert: int, *, until: float, who: str, now: float) -> Alert:
+def silence(session: Session, job: str, alert: int, *, until: float, who: str, now: float) -> Alert:
     """Suppress messages about this alert, and about further ones of the same rule and job, until a time.
 
     Raises:
@@ -268,25 +266,25 @@ async def silence(session: AsyncSession, job: str, alert: int, *, until: float, 
     """
     if not now < until <= now + MAX_SILENCE_SECONDS:
         raise InvalidSetting("until", "a silence ends in the future, within 90 days")
-    row = await _unresolved(session, job, alert)
+    row = _unresolved(session, job, alert)
     row.silenced_until, row.silenced_by = until, who
-    await _record(session, "alert.silence", row, who=who, now=now, until=until)
+    _record(session, "alert.silence", row, who=who, now=now, until=until)
     return as_answer(row, now=now)
 
 
 @job_transaction
-async def unsilence(session: AsyncSession, job: str, alert: int, *, who: str, now: float) -> Alert:
+def unsilence(session: Session, job: str, alert: int, *, who: str, now: float) -> Alert:
     """End a silence. The next evaluation sends the message. Raises as acknowledge does."""
-    row = await _unresolved(session, job, alert)
+    row = _unresolved(session, job, alert)
     if is_silenced(row, now=now):
         row.silenced_until = now
-        await _record(session, "alert.unsilence", row, who=who, now=now)
+        _record(session, "alert.unsilence", row, who=who, now=now)
     return as_answer(row, now=now)
 
 
-async def _unresolved(session: AsyncSession, job: str, alert: int) -> models.AlertRecord:
-    await find_job(session, job)
-    row = await session.get(models.AlertRecord, alert) if 0 <= alert < 2**63 else None
+def _unresolved(session: Session, job: str, alert: int) -> models.AlertRecord:
+    find_job(session, job)
+    row = session.get(models.AlertRecord, alert) if 0 <= alert < 2**63 else None
     if row is None or row.job != job or row.fired_at is None:
         raise UnknownAlert(alert)
     if row.resolved_at is not None:
@@ -294,9 +292,9 @@ async def _unresolved(session: AsyncSession, job: str, alert: int) -> models.Ale
     return row
 
 
-async def _record(
-    session: AsyncSession, action: str, row: models.AlertRecord, *, who: str, now: float, **more: float
+def _record(
+    session: Session, action: str, row: models.AlertRecord, *, who: str, now: float, **more: float
 ) -> None:
-    await session.flush()
+    session.flush()
     after = {"alert": row.id, "rule": row.rule, **more}
-    await audit.record(session, who=who, action=action, job=row.job, project=row.project, after=after, now=now)
+    audit.record(session, who=who, action=action, job=row.job, project=row.project, after=after, now=now)

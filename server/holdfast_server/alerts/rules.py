@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from msgspec import UNSET, Struct, UnsetType, structs
 from sqlalchemy import delete, select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol.administration import AlertRule
 from holdfast_server import models
@@ -50,10 +50,10 @@ def applies(rule: AlertRule, job: str) -> bool:
     return rule.enabled and fnmatchcase(job, rule.jobs)
 
 
-async def rules_of(session: AsyncSession, project: str) -> list[AlertRule]:
+def rules_of(session: Session, project: str) -> list[AlertRule]:
     """Return the built-in rules, then the custom ones by name."""
     rows = models.AlertRuleRecord
-    stored = {row.name: row for row in await session.scalars(select(rows).where(rows.project == project))}
+    stored = {row.name: row for row in session.scalars(select(rows).where(rows.project == project))}
     built_in = [
         _stored(stored.pop(kind.name)) if kind.name in stored else _default(project, kind, kind.name)
         for kind in KINDS.values()
@@ -63,33 +63,31 @@ async def rules_of(session: AsyncSession, project: str) -> list[AlertRule]:
     return built_in + [_stored(row) for _, row in sorted(stored.items()) if row.kind in KINDS]
 
 
-async def list_rules(db: Database, project: str) -> list[AlertRule]:
+def list_rules(db: Database, project: str) -> list[AlertRule]:
     """Raises UnknownProject."""
-    async with db.read() as session:
-        await require_project(session, project)
-        return await rules_of(session, project)
+    with db.read() as session:
+        require_project(session, project)
+        return rules_of(session, project)
 
 
-async def titles(db: Database, projects: Collection[str]) -> dict[str, str]:
+def titles(db: Database, projects: Collection[str]) -> dict[str, str]:
     """Return the titles of all rules of some projects by name; custom rules have their name as title."""
     rows = models.AlertRuleRecord
-    async with db.read() as session:
-        names = list(await session.scalars(select(rows.name).where(rows.project.in_(projects)).distinct()))
+    with db.read() as session:
+        names = list(session.scalars(select(rows.name).where(rows.project.in_(projects)).distinct()))
     return {kind.name: kind.title for kind in KINDS.values() if kind.built_in} | {
         name: name for name in sorted(names) if name not in KINDS
     }
 
 
 @transaction
-async def change(
-    session: AsyncSession, project: str, name: str, changes: RuleChanges, *, who: str, now: float
-) -> AlertRule:
+def change(session: Session, project: str, name: str, changes: RuleChanges, *, who: str, now: float) -> AlertRule:
     """Change or create a rule. Raises UnknownProject, and InvalidSetting, which names the field."""
-    await require_project(session, project)
-    known = {rule.name: rule for rule in await rules_of(session, project)}
+    require_project(session, project)
+    known = {rule.name: rule for rule in rules_of(session, project)}
     before = known.get(name)
     rule = before or _default(project, _kind_of_new(name, changes, known), name)
-    row = await session.get(models.AlertRuleRecord, (project, name))
+    row = session.get(models.AlertRuleRecord, (project, name))
     if row is None:
         row = models.AlertRuleRecord(project=project, name=name, limit_value=rule.limit)
         for field in _STORED:
@@ -98,24 +96,24 @@ async def change(
     _apply(row, changes)
     _limit_conditions(row, known.values())
     row.changed_at, row.changed_by = now, who
-    await session.flush()
+    session.flush()
     after = _stored(row)
-    await _record(session, "alert.rule.change", before, after, who=who, now=now)
+    _record(session, "alert.rule.change", before, after, who=who, now=now)
     return after
 
 
 @transaction
-async def remove(session: AsyncSession, project: str, name: str, *, who: str, now: float) -> None:
+def remove(session: Session, project: str, name: str, *, who: str, now: float) -> None:
     """Remove a custom rule, or reset a built-in one to its default. Raises UnknownRule."""
     rows = models.AlertRuleRecord
-    row = await session.get(rows, (project, name))
+    row = session.get(rows, (project, name))
     default = _default(project, KINDS[name], name) if name in KINDS and KINDS[name].built_in else None
     if row is None and default is None:
         raise UnknownRule(project, name)
     if row is not None:
         before = _stored(row)
-        await session.execute(delete(rows).where(rows.project == project, rows.name == name))
-        await _record(session, "alert.rule.remove", before, default, who=who, now=now)
+        session.execute(delete(rows).where(rows.project == project, rows.name == name))
+        _record(session, "alert.rule.remove", before, default, who=who, now=now)
 
 
 def _default(project: str, kind: RuleKind, name: str) -> AlertRule:
@@ -187,13 +185,13 @@ def _limit_conditions(changed: models.AlertRuleRecord, known: Iterable[AlertRule
         )
 
 
-async def _record(
-    session: AsyncSession, action: str, before: AlertRule | None, after: AlertRule | None, *, who: str, now: float
+def _record(
+    session: Session, action: str, before: AlertRule | None, after: AlertRule | None, *, who: str, now: float
 ) -> None:
     def fields(rule: AlertRule | None) -> dict[str, object] | None:
         return None if rule is None else {name: getattr(rule, name) for name in _AUDITED}
 
     project = (after or before).project  # type: ignore[union-attr]  # one of them is given
-    await audit.record(
+    audit.record(
         session, who=who, action=action, project=project, before=fields(before), after=fields(after), now=now
     )

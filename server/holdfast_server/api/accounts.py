@@ -17,7 +17,7 @@ from holdfast_server.api.responses import Json, parse
 from holdfast_server.core.access import ANY_PROJECT_ADMIN, LISTS, SERVER_ADMIN, AccessRule
 from holdfast_server.core.errors import NotPossible
 from holdfast_server.core.principal import Role
-from holdfast_server.http.dependencies import Asker, Db, Now
+from holdfast_server.http.dependencies import Asker, Body, Db, Now
 from holdfast_server.http.services import services_of
 from holdfast_server.records import audit
 
@@ -27,15 +27,15 @@ router = Router("/api/v1", tag="accounts")
 
 
 @router.endpoint("GET", "/people", access=SERVER_ADMIN, returns=dict[str, list[Person]])
-async def list_people(db: Db) -> Response:
+def list_people(db: Db) -> Response:
     """List the people who may sign in."""
-    return Json({"people": await people.list_people(db)})
+    return Json({"people": people.list_people(db)})
 
 
 @router.endpoint("GET", "/tokens", access=LISTS, returns=dict[str, list[Token]])
-async def keys(db: Db, now: Now, asker: Asker) -> Response:
+def keys(db: Db, now: Now, asker: Asker) -> Response:
     """List the keys that you may revoke, newest first."""
-    return Json({"tokens": await tokens.list_tokens(db, asker=asker, now=now)})
+    return Json({"tokens": tokens.list_tokens(db, asker=asker, now=now)})
 
 
 @router.endpoint(
@@ -54,12 +54,12 @@ async def keys(db: Db, now: Now, asker: Asker) -> Response:
     },
     max_body_bytes=MAX_BODY_BYTES,
 )
-async def create(request: Request, db: Db, now: Now, asker: Asker) -> Response:
+def create(request: Request, body: Body, db: Db, now: Now, asker: Asker) -> Response:
     """Make a key with at most your own rights. Only this answer contains its secret."""
-    asked = parse(await request.body(), TokenRequest)
+    asked = parse(body, TokenRequest)
     if not services_of(request.app).auth.has_accounts:
         raise NotPossible("this server has no accounts and no keys: start it with `holdfast serve --accounts`")
-    secret, token = await tokens.create(db, asked, maker=asker, now=now)
+    secret, token = tokens.create(db, asked, maker=asker, now=now)
     return Json(NewToken(token=secret, listed=token), status_code=201)
 
 
@@ -70,13 +70,13 @@ async def create(request: Request, db: Db, now: Now, asker: Asker) -> Response:
     returns=Token,
     errors={404: "No such key"},
 )
-async def revoke(prefix: str, db: Db, now: Now, asker: Asker) -> Response:
+def revoke(prefix: str, db: Db, now: Now, asker: Asker) -> Response:
     """Revoke a key. No instance accepts it 5 seconds later."""
-    return Json(await tokens.revoke(db, prefix, asker=asker, now=now))
+    return Json(tokens.revoke(db, prefix, asker=asker, now=now))
 
 
 @router.endpoint("GET", "/audit", access=ANY_PROJECT_ADMIN, returns=dict[str, list[AuditEntry]])
-async def log(
+def log(
     db: Db,
     asker: Asker,
     who: str = "",
@@ -91,5 +91,5 @@ async def log(
         who=who, action=action, job=job, project=project, older_than=older_than,
         visible_projects=asker.projects_with_role(Role.admin),
     )  # fmt: skip
-    async with db.read() as session:
-        return Json({"entries": await audit.entries(session, question, limit=limit)})
+    with db.read() as session:
+        return Json({"entries": audit.entries(session, question, limit=limit)})

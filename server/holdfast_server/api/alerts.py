@@ -6,7 +6,6 @@ from typing import Annotated
 
 import msgspec
 from fastapi import Path, Query
-from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.protocol.administration import (
@@ -26,7 +25,7 @@ from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import Json, parse
 from holdfast_server.core.access import LISTS, OPERATE, PROJECT_ADMIN, PROJECT_OPERATE, PROJECT_VIEW, VIEW
 from holdfast_server.core.errors import InvalidSetting
-from holdfast_server.http.dependencies import Asker, Config, Db, Now, Who
+from holdfast_server.http.dependencies import Asker, Body, Config, Db, Now, Who
 
 NO_ALERT = "No such job or alert"
 NO_CHANNEL = "No such project or channel"
@@ -48,7 +47,7 @@ class SilenceRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
 
 
 @router.endpoint("GET", "/alerts", access=LISTS, returns=dict[str, list[Alert]])
-async def alerts(
+def alerts(
     db: Db,
     now: Now,
     asker: Asker,
@@ -61,7 +60,7 @@ async def alerts(
     before: Before = None,
 ) -> Response:
     """List the alerts of all jobs that you may see, newest first."""
-    found = await incidents.list_alerts(
+    found = incidents.list_alerts(
         db,
         now=now,
         visible_projects=asker.visible_projects,
@@ -79,11 +78,11 @@ async def alerts(
 @router.endpoint(
     "GET", "/jobs/{job}/alerts", access=VIEW, returns=dict[str, list[Alert]], errors={404: "No such job"}
 )
-async def of_job(
+def of_job(
     job: str, db: Db, now: Now, state: Which = "open", limit: Limit = 100, before: Before = None
 ) -> Response:
     """List the alerts of one job, newest first."""
-    found = await incidents.list_alerts(db, now=now, job=job, state=state, before=before, limit=limit)
+    found = incidents.list_alerts(db, now=now, job=job, state=state, before=before, limit=limit)
     return Json({"alerts": found})
 
 
@@ -94,9 +93,9 @@ async def of_job(
     returns=Alert,
     errors={404: NO_ALERT, 409: RESOLVED},
 )
-async def acknowledge(job: str, alert: Number, db: Db, now: Now, who: Who) -> Response:
+def acknowledge(job: str, alert: Number, db: Db, now: Now, who: Who) -> Response:
     """Acknowledge an alert. Its next message is the one when it resolves."""
-    done = await incidents.acknowledge(db, job, alert, who=who, now=now)
+    done = incidents.acknowledge(db, job, alert, who=who, now=now)
     return Json(done)
 
 
@@ -109,13 +108,13 @@ async def acknowledge(job: str, alert: Number, db: Db, now: Now, who: Who) -> Re
     errors={404: NO_ALERT, 409: RESOLVED, 422: "Not a time in the next 90 days"},
     max_body_bytes=MAX_EDIT_BYTES,
 )
-async def silence(job: str, alert: Number, request: Request, db: Db, now: Now, who: Who) -> Response:
+def silence(job: str, alert: Number, body: Body, db: Db, now: Now, who: Who) -> Response:
     """Suppress messages about this alert, and further ones of the same rule and job, until a time."""
-    asked = parse(await request.body(), SilenceRequest)
+    asked = parse(body, SilenceRequest)
     if (asked.until is None) == (asked.seconds is None):
         raise InvalidSetting("until", "give either until or seconds")
     until = now + (asked.seconds or 0.0) if asked.until is None else asked.until
-    return Json(await incidents.silence(db, job, alert, until=until, who=who, now=now))
+    return Json(incidents.silence(db, job, alert, until=until, who=who, now=now))
 
 
 @router.endpoint(
@@ -125,9 +124,9 @@ async def silence(job: str, alert: Number, request: Request, db: Db, now: Now, w
     returns=Alert,
     errors={404: NO_ALERT, 409: RESOLVED},
 )
-async def unsilence(job: str, alert: Number, db: Db, now: Now, who: Who) -> Response:
+def unsilence(job: str, alert: Number, db: Db, now: Now, who: Who) -> Response:
     """End a silence."""
-    return Json(await incidents.unsilence(db, job, alert, who=who, now=now))
+    return Json(incidents.unsilence(db, job, alert, who=who, now=now))
 
 
 @router.endpoint(
@@ -137,9 +136,9 @@ async def unsilence(job: str, alert: Number, db: Db, now: Now, who: Who) -> Resp
     returns=dict[str, list[AlertRule]],
     errors={404: "No such project"},
 )
-async def project_rules(project: str, db: Db) -> Response:
+def project_rules(project: str, db: Db) -> Response:
     """List the built-in rules, as they are in this project, then its custom ones."""
-    return Json({"rules": await rules.list_rules(db, project)})
+    return Json({"rules": rules.list_rules(db, project)})
 
 
 @router.endpoint(
@@ -151,10 +150,10 @@ async def project_rules(project: str, db: Db) -> Response:
     errors={404: "No such project", 422: "Invalid field"},
     max_body_bytes=MAX_EDIT_BYTES,
 )
-async def change_rule(project: str, rule: str, request: Request, db: Db, now: Now, who: Who) -> Response:
+def change_rule(project: str, rule: str, body: Body, db: Db, now: Now, who: Who) -> Response:
     """Change a rule, or create a custom one under a new name. Fields that are left out do not change."""
-    changes = parse(await request.body(), RuleChanges)
-    done = await rules.change(db, project, rule, changes, who=who, now=now)
+    changes = parse(body, RuleChanges)
+    done = rules.change(db, project, rule, changes, who=who, now=now)
     return Json(done)
 
 
@@ -165,9 +164,9 @@ async def change_rule(project: str, rule: str, request: Request, db: Db, now: No
     status=204,
     errors={404: "No such rule"},
 )
-async def remove_rule(project: str, rule: str, db: Db, now: Now, who: Who) -> Response:
+def remove_rule(project: str, rule: str, db: Db, now: Now, who: Who) -> Response:
     """Remove a custom rule, or reset a built-in one to its default."""
-    await rules.remove(db, project, rule, who=who, now=now)
+    rules.remove(db, project, rule, who=who, now=now)
     return Response(status_code=204)
 
 
@@ -178,9 +177,9 @@ async def remove_rule(project: str, rule: str, db: Db, now: Now, who: Who) -> Re
     returns=dict[str, list[AlertChannel]],
     errors={404: "No such project"},
 )
-async def project_channels(project: str, db: Db) -> Response:
+def project_channels(project: str, db: Db) -> Response:
     """List the channels that this project's alerts are sent to."""
-    return Json({"channels": await channels.list_channels(db, project)})
+    return Json({"channels": channels.list_channels(db, project)})
 
 
 @router.endpoint(
@@ -193,10 +192,10 @@ async def project_channels(project: str, db: Db) -> Response:
     errors={404: "No such project", 409: "Mail or webhooks are disabled on this server", 422: "Invalid field"},
     max_body_bytes=MAX_EDIT_BYTES,
 )
-async def create_channel(project: str, request: Request, db: Db, config: Config, now: Now, who: Who) -> Response:
+def create_channel(project: str, body: Body, db: Db, config: Config, now: Now, who: Who) -> Response:
     """Create a channel. Only this answer contains the secret that signs a webhook's messages."""
-    asked = parse(await request.body(), NewChannel)
-    made = await channels.create(db, config.alerts, project, asked, who=who, now=now)
+    asked = parse(body, NewChannel)
+    made = channels.create(db, config.alerts, project, asked, who=who, now=now)
     return Json(made, status_code=201)
 
 
@@ -207,9 +206,9 @@ async def create_channel(project: str, request: Request, db: Db, config: Config,
     status=204,
     errors={404: NO_CHANNEL},
 )
-async def remove_channel(project: str, channel: str, db: Db, now: Now, who: Who) -> Response:
+def remove_channel(project: str, channel: str, db: Db, now: Now, who: Who) -> Response:
     """Remove a channel and its queued messages."""
-    await channels.remove(db, project, channel, who=who, now=now)
+    channels.remove(db, project, channel, who=who, now=now)
     return Response(status_code=204)
 
 
@@ -221,9 +220,9 @@ async def remove_channel(project: str, channel: str, db: Db, now: Now, who: Who)
     status=202,
     errors={404: NO_CHANNEL},
 )
-async def test_channel(project: str, channel: str, db: Db, now: Now) -> Response:
+def test_channel(project: str, channel: str, db: Db, now: Now) -> Response:
     """Queue a test message; the list of deliveries shows whether it arrived."""
-    return Json(await deliveries.send_test(db, project, channel, now=now), status_code=202)
+    return Json(deliveries.send_test(db, project, channel, now=now), status_code=202)
 
 
 @router.endpoint(
@@ -233,8 +232,8 @@ async def test_channel(project: str, channel: str, db: Db, now: Now) -> Response
     returns=dict[str, list[AlertDelivery]],
     errors={404: NO_CHANNEL},
 )
-async def channel_deliveries(
+def channel_deliveries(
     project: str, channel: str, db: Db, limit: Annotated[int, Query(ge=1, le=200)] = 50
 ) -> Response:
     """List a channel's messages, newest first, each with its last error."""
-    return Json({"deliveries": await deliveries.list_deliveries(db, project, channel, limit=limit)})
+    return Json({"deliveries": deliveries.list_deliveries(db, project, channel, limit=limit)})

@@ -22,10 +22,10 @@ router = Router("/api/v1/jobs/{job}/attempts", tag="jobs")
 
 
 @router.endpoint("GET", "", access=VIEW, returns=dict[str, list[AttemptSummary]], errors={404: "No such job"})
-async def job_attempts(job: str, db: Db, now: Now, limit: Annotated[int, Query(ge=1, le=500)] = 50) -> Response:
+def job_attempts(job: str, db: Db, now: Now, limit: Annotated[int, Query(ge=1, le=500)] = 50) -> Response:
     """List the attempts of a job, newest first."""
-    async with view_job(db, job, now=now) as view:
-        return Json({"attempts": await attempts.attempts(view, limit=limit)})
+    with view_job(db, job, now=now) as view:
+        return Json({"attempts": attempts.attempts(view, limit=limit)})
 
 
 @router.endpoint(
@@ -35,7 +35,7 @@ async def job_attempts(job: str, db: Db, now: Now, limit: Annotated[int, Query(g
     returns=AttemptConfiguration,
     errors={404: "No such job or attempt", 422: "Invalid `against`"},
 )
-async def configuration(
+def configuration(
     job: str,
     attempt: AttemptNumber,
     db: Db,
@@ -46,14 +46,14 @@ async def configuration(
     ] = "",
 ) -> Response:
     """Return the configuration and environment of an attempt, and how they differ from another attempt's."""
-    async with view_job(db, job, now=now) as view:
-        return Json(await attempts.configuration(view, attempt, against=against, visible=asker.visible_projects))
+    with view_job(db, job, now=now) as view:
+        return Json(attempts.configuration(view, attempt, against=against, visible=asker.visible_projects))
 
 
 @router.endpoint(
     "GET", "/{attempt}/output", access=VIEW, returns=AttemptOutput, errors={404: "No such job or attempt"}
 )
-async def output(job: str, attempt: AttemptNumber, db: Db, now: Now) -> Response:
+def output(job: str, attempt: AttemptNumber, db: Db, now: Now) -> Response:
     """Return the last 1,000 lines of output of an attempt under `holdfast run`."""
-    async with view_job(db, job, now=now) as view:
-        return Json(await attempts.output(view, attempt))
+    with view_job(db, job, now=now) as view:
+        return Json(attempts.output(view, attempt))

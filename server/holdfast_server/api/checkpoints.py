@@ -6,7 +6,6 @@ from typing import Annotated
 
 import msgspec
 from fastapi import Query
-from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.protocol.jobs import CheckpointChanges, CheckpointInfo, ScrubReport, Tensors, Verification
@@ -16,7 +15,7 @@ from holdfast_server.api.responses import Json, parse
 from holdfast_server.control import control
 from holdfast_server.control import verification as verifications
 from holdfast_server.core.access import OPERATE, VIEW
-from holdfast_server.http.dependencies import Db, Metrics, Now, Who
+from holdfast_server.http.dependencies import Body, Db, Metrics, Now, Who
 from holdfast_server.queries.job_view import view_job
 
 router = Router("/api/v1/jobs/{job}/checkpoints/{checkpoint}", tag="control")
@@ -42,23 +41,23 @@ class VerificationRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unkn
     },
     max_body_bytes=MAX_EDIT_BYTES,
 )
-async def change(job: str, checkpoint: str, request: Request, db: Db, who: Who, now: Now) -> Response:
+def change(job: str, checkpoint: str, body: Body, db: Db, who: Who, now: Now) -> Response:
     """Pin or label a checkpoint. Retention keeps a pinned checkpoint. The last change wins.
 
     `checkpoint` is its id, or the iteration that a restore would use. A pin is in effect once the job's
     `applied_version` has reached it: the agent then stores it with the checkpoint.
     """
-    changes = parse(await request.body(), CheckpointChanges)
-    return Json(await control.change_checkpoint(db, job, checkpoint, changes, who=who, now=now))
+    changes = parse(body, CheckpointChanges)
+    return Json(control.change_checkpoint(db, job, checkpoint, changes, who=who, now=now))
 
 
 @router.endpoint(
     "GET", "/verification", access=VIEW, returns=Verification, errors={404: "No such job or checkpoint"}
 )
-async def verification(job: str, checkpoint: str, db: Db, now: Now) -> Response:
+def verification(job: str, checkpoint: str, db: Db, now: Now) -> Response:
     """Return the state of a requested verification, and the last result."""
-    async with view_job(db, job, now=now) as view:
-        return Json(await verifications.verification(view, checkpoint))
+    with view_job(db, job, now=now) as view:
+        return Json(verifications.verification(view, checkpoint))
 
 
 @router.endpoint(
@@ -74,13 +73,13 @@ async def verification(job: str, checkpoint: str, db: Db, now: Now) -> Response:
     },
     max_body_bytes=MAX_EDIT_BYTES,
 )
-async def verify(job: str, checkpoint: str, request: Request, db: Db, who: Who, now: Now) -> Response:
+def verify(job: str, checkpoint: str, body: Body, db: Db, who: Who, now: Now) -> Response:
     """Request that the job compares all bytes with their digests. The server itself never reads a store.
 
     The job verifies in the background, one checkpoint at a time; a job that is not running, at its next start.
     """
-    asked = parse(await request.body(), VerificationRequest)
-    return Json(await verifications.verify(db, job, checkpoint, against=asked.against, who=who, now=now))
+    asked = parse(body, VerificationRequest)
+    return Json(verifications.verify(db, job, checkpoint, against=asked.against, who=who, now=now))
 
 
 @router.endpoint(
@@ -92,10 +91,10 @@ async def verify(job: str, checkpoint: str, request: Request, db: Db, who: Who, 
     errors={404: "No such job or checkpoint", 422: "Invalid report"},
     max_body_bytes=MAX_EDIT_BYTES,
 )
-async def scrub(job: str, checkpoint: str, request: Request, db: Db, now: Now, metrics: Metrics) -> Response:
+def scrub(job: str, checkpoint: str, body: Body, db: Db, now: Now, metrics: Metrics) -> Response:
     """Record what a scrub found in the store. Damage that remains raises the alert for damaged checkpoints."""
-    report = parse(await request.body(), ScrubReport)
-    found = await verifications.record_scrub(db, job, checkpoint, report, now=now)
+    report = parse(body, ScrubReport)
+    found = verifications.record_scrub(db, job, checkpoint, report, now=now)
     metrics.scrubbed(report.state)
     return Json(found)
 
@@ -103,13 +102,13 @@ async def scrub(job: str, checkpoint: str, request: Request, db: Db, now: Now, m
 @router.endpoint(
     "DELETE", "/verification", access=OPERATE, returns=Verification, errors={404: "No such job or checkpoint"}
 )
-async def cancel(job: str, checkpoint: str, db: Db, who: Who, now: Now) -> Response:
+def cancel(job: str, checkpoint: str, db: Db, who: Who, now: Now) -> Response:
     """Cancel the request; earlier results remain."""
-    return Json(await verifications.cancel_verification(db, job, checkpoint, who=who, now=now))
+    return Json(verifications.cancel_verification(db, job, checkpoint, who=who, now=now))
 
 
 @router.endpoint("GET", "/tensors", access=VIEW, returns=Tensors, errors={404: "No such job or checkpoint"})
-async def tensors(
+def tensors(
     job: str, checkpoint: str, db: Db, now: Now, other: Annotated[str, Query(alias="with")] = ""
 ) -> Response:
     """Return a summary of the floating-point tensors, optionally compared with another checkpoint.
@@ -117,5 +116,5 @@ async def tensors(
     A verification computes it. Tensors with non-finite values come first, then those that differ most. The norm of
     the difference is known if one checkpoint was verified against the other.
     """
-    async with view_job(db, job, now=now) as view:
-        return Json(await verifications.tensors(view, checkpoint, other or None))
+    with view_job(db, job, now=now) as view:
+        return Json(verifications.tensors(view, checkpoint, other or None))

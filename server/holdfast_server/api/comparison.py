@@ -25,7 +25,7 @@ router = Router("/api/v1", tag="jobs")
     returns=Comparison,
     errors={404: "No such job", 422: "Invalid parameter"},
 )
-async def compare(
+def compare(
     db: Db,
     asker: Asker,
     job: Annotated[list[str], Query(description="`job`, or `job:lineage` for one lineage; at most 8")],
@@ -41,4 +41,4 @@ async def compare(
     asked = comparison.ComparisonQuery(
         jobs=tuple(job), metrics=tuple(metric or ["loss"]), axis=x, start=first, end=last, points=points
     )
-    return Json(await comparison.compare(db, asked, visible=asker.visible_projects))
+    return Json(comparison.compare(db, asked, visible=asker.visible_projects))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from typing import Annotated
 
 from fastapi import Header, Query
-from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.protocol.analyses import SettingsPreview
@@ -20,7 +20,7 @@ from holdfast_server.core.access import OPERATE, VIEW, AccessRule
 from holdfast_server.core.bus import ChangeBus
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database, DatabaseBusy, DatabaseUnavailable
-from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, Jobs, Now, Who
+from holdfast_server.http.dependencies import Asker, Body, Changes, Clock, Db, Jobs, Now, Who
 from holdfast_server.queries.job_view import view_job
 
 MAX_WAIT_SECONDS = 60.0
@@ -61,7 +61,7 @@ async def read(
     if wait and after > 0 and "report" in asker.scopes:
         # The agent's next request confirms it again: answering matters more.
         with suppress(DatabaseBusy, DatabaseUnavailable):
-            await control.delivered(db, job, after)
+            await db.ask("agents", partial(control.delivered, db, job, after))
     desired = await _later(db, changes, clock, job, after, alert_pins, wait)
     return Response(status_code=204) if desired is None else _tagged(desired)
 
@@ -79,7 +79,7 @@ async def _later(
     # Subscribe before the first read, so that no edit between the two is missed.
     with changes.subscribe(job, samples=False) as subscription:
         while True:
-            desired = await control.desired(db, job, now=clock())
+            desired = await db.ask("agents", partial(control.desired, db, job, now=clock()))
             if desired.version > after or alert_pins not in (None, ",".join(desired.alert_pins)):
                 return desired
             remaining = deadline - asyncio.get_running_loop().time()
@@ -101,9 +101,9 @@ async def _later(
     },
     max_body_bytes=MAX_EDIT_BYTES,
 )
-async def edit(
+def edit(
     job: str,
-    request: Request,
+    body: Body,
     db: Db,
     who: Who,
     now: Now,
@@ -114,16 +114,16 @@ async def edit(
     if if_match is None:
         message = 'send the version that you edit, as in If-Match: "3": it is the ETag of GET'
         return refusal(428, "version_required", message)
-    changes = parse(await request.body(), DesiredChanges)
-    return _tagged(await control.edit(db, job, changes, version=_version(if_match), who=who, now=now))
+    changes = parse(body, DesiredChanges)
+    return _tagged(control.edit(db, job, changes, version=_version(if_match), who=who, now=now))
 
 
 @router.endpoint(
     "GET", "/preview", access=VIEW, returns=SettingsPreview, errors={404: "No such job", 422: "Invalid setting"}
 )
-async def preview(job: str, db: Db, now: Now, budget: float | None = None, every: str | None = None) -> Response:
+def preview(job: str, db: Db, now: Now, budget: float | None = None, every: str | None = None) -> Response:
     """Predict the interval, overhead and exposure for these settings."""
-    async with view_job(db, job, now=now) as view:
+    with view_job(db, job, now=now) as view:
         return Json(plans.preview_settings(view.job, budget=budget, every=every))
 
 

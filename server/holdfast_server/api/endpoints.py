@@ -3,28 +3,34 @@
     router = Router("/api/v1/jobs/{job}", tag="control")
 
     @router.endpoint("GET", "/desired", access=VIEW, returns=Desired, errors={404: "No such job"})
-    async def read(job: str, db: Db) -> Response: ...
+    def read(job: str, db: Db) -> Response: ...
 
 The authorization, the OpenAPI document with its examples, the reference and the routing derive from these
-declarations. FastAPI resolves the parameters of the functions.
+declarations. FastAPI resolves the parameters of the functions. A plain function runs in a thread of the class that
+its router names; a coroutine function runs in the event loop, and must not read or write the database itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from fastapi import params
 from fastapi.routing import APIRoute
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match, Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast_server.api.openapi import JSON, answers_of, request_body
 from holdfast_server.core.access import AccessRule, RouteMatch
+from holdfast_server.db.request_threads import RequestClass
+from holdfast_server.http.services import services_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
@@ -38,13 +44,33 @@ class Endpoint(APIRoute):
 
     method: str
     access: AccessRule
+    threads: RequestClass | None
+    """Class of the threads that run the function; `None` for a coroutine function."""
 
     def __init__(
-        self, method: str, path: str, function: Callable[..., Any], access: AccessRule, **route: Any
+        self,
+        method: str,
+        path: str,
+        function: Callable[..., Any],
+        access: AccessRule,
+        threads: RequestClass,
+        **route: Any,
     ) -> None:
-        super().__init__(path, function, methods=[method], **route)
+        is_asynchronous = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
         self.method = method
         self.access = access
+        self.threads = None if is_asynchronous else threads
+        super().__init__(
+            path, function if is_asynchronous else _in_thread(function, threads), methods=[method], **route
+        )
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        parameters = inspect.signature(self.endpoint, eval_str=True).parameters.values()
+        takes_the_request = [parameter.annotation for parameter in parameters] == [Request]
+        if self.threads is None and takes_the_request and not self.dependencies:
+            endpoint: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
+            return endpoint  # resolving nothing would take time on every batch
+        return super().get_route_handler()
 
 
 class MountedApp(Mount):
@@ -63,15 +89,22 @@ class Router:
     Args:
         prefix: what their paths begin with.
         tag: their heading in the reference; pages have none and are not in it.
+        threads: the class of the threads that run them; by default, `pages` without a tag, and `answers` with one.
         dependencies: of each of them.
     """
 
     def __init__(
-        self, prefix: str = "", *, tag: str | None = None, dependencies: Sequence[params.Depends] = ()
+        self,
+        prefix: str = "",
+        *,
+        tag: str | None = None,
+        threads: RequestClass | None = None,
+        dependencies: Sequence[params.Depends] = (),
     ) -> None:
         self.endpoints: list[Endpoint] = []
         self._prefix = prefix
         self._tag = tag
+        self._threads: RequestClass = threads or ("pages" if tag is None else "answers")
         self._dependencies = dependencies
 
     def endpoint(
@@ -89,6 +122,7 @@ class Router:
         example: Any = None,
         max_body_bytes: int = MAX_FORM_BYTES,
         response_class: type[Response] = JSONResponse,
+        threads: RequestClass | None = None,
         dependencies: Sequence[params.Depends] = (),
     ) -> Callable[[F], F]:
         """Declare the decorated function as the endpoint of a method and path.
@@ -102,6 +136,7 @@ class Router:
             errors: further status codes and what they mean. Those that all endpoints share are added.
             media_type: of the answer.
             example: of the answer; by default, JSON has one that follows from the type.
+            threads: the class of the threads that run it; by default, that of the router.
             response_class: what FastAPI makes the answer from, if the function returns no `Response`.
         """
         documented = self._tag is not None
@@ -113,6 +148,7 @@ class Router:
                     self._prefix + path,
                     function,
                     access,
+                    threads or self._threads,
                     status_code=status,
                     max_body_size=max_body_bytes,
                     response_class=response_class,
@@ -128,6 +164,25 @@ class Router:
             return function
 
         return declare
+
+
+def _in_thread(function: Callable[..., Any], threads: RequestClass) -> Callable[..., Any]:
+    """Return a coroutine function with the parameters of a plain one, which it runs in a thread."""
+    signature = inspect.signature(function, eval_str=True)
+    parameters = dict(signature.parameters)
+    # FastAPI passes the request to one parameter only
+    wanted = [name for name, parameter in parameters.items() if parameter.annotation is Request]
+    served = wanted[0] if wanted else "served"
+    parameters.setdefault(served, inspect.Parameter(served, inspect.Parameter.KEYWORD_ONLY, annotation=Request))
+
+    async def run(**named: Any) -> Any:
+        database = services_of(named[served].app).database
+        arguments = named if wanted else {name: value for name, value in named.items() if name != served}
+        return await database.ask(threads, partial(function, **arguments))
+
+    run.__signature__ = signature.replace(parameters=[*parameters.values()])  # type: ignore[attr-defined]
+    run.__name__, run.__doc__, run.__module__ = function.__name__, function.__doc__, function.__module__
+    return run
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Path, Query
-from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.protocol.field_types import MAX_INTEGER
@@ -15,7 +14,7 @@ from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import Json, parse
 from holdfast_server.control import iteration_annotations
 from holdfast_server.core.access import OPERATE, VIEW
-from holdfast_server.http.dependencies import Db, Now, Who
+from holdfast_server.http.dependencies import Body, Db, Now, Who
 from holdfast_server.queries.job_view import view_job
 
 NOT_FOUND = "No such job or annotation"
@@ -28,12 +27,12 @@ router = Router("/api/v1/jobs/{job}/annotations", tag="jobs")
 
 
 @router.endpoint("GET", "", access=VIEW, returns=dict[str, list[Annotation]], errors={404: "No such job"})
-async def list_annotations(
+def list_annotations(
     job: str, db: Db, now: Now, limit: Annotated[int, Query(ge=1, le=iteration_annotations.MOST_ROWS)] = 100
 ) -> Response:
     """List the annotations of people and of the script, those of the latest iterations first."""
-    async with view_job(db, job, now=now) as view:
-        return Json({"annotations": await iteration_annotations.list_annotations(view, limit=limit)})
+    with view_job(db, job, now=now) as view:
+        return Json({"annotations": iteration_annotations.list_annotations(view, limit=limit)})
 
 
 @router.endpoint(
@@ -50,10 +49,10 @@ async def list_annotations(
     },
     max_body_bytes=MAX_EDIT_BYTES,
 )
-async def add(job: str, request: Request, db: Db, who: Who, now: Now) -> Response:
+def add(job: str, body: Body, db: Db, who: Who, now: Now) -> Response:
     """Annotate an iteration of the path to the current one."""
-    asked = parse(await request.body(), NewAnnotation)
-    return Json(await iteration_annotations.add(db, job, asked, who=who, now=now), status_code=201)
+    asked = parse(body, NewAnnotation)
+    return Json(iteration_annotations.add(db, job, asked, who=who, now=now), status_code=201)
 
 
 @router.endpoint(
@@ -65,14 +64,14 @@ async def add(job: str, request: Request, db: Db, who: Who, now: Now) -> Respons
     errors={404: NOT_FOUND, 409: BY_SCRIPT, 422: BAD_TEXT},
     max_body_bytes=MAX_EDIT_BYTES,
 )
-async def edit(job: str, annotation: Number, request: Request, db: Db, who: Who, now: Now) -> Response:
+def edit(job: str, annotation: Number, body: Body, db: Db, who: Who, now: Now) -> Response:
     """Change the text of an annotation of a person. The editor becomes its author."""
-    changes = parse(await request.body(), AnnotationChanges)
-    return Json(await iteration_annotations.edit(db, job, annotation, changes.text, who=who, now=now))
+    changes = parse(body, AnnotationChanges)
+    return Json(iteration_annotations.edit(db, job, annotation, changes.text, who=who, now=now))
 
 
 @router.endpoint("DELETE", "/{annotation}", access=OPERATE, status=204, errors={404: NOT_FOUND, 409: BY_SCRIPT})
-async def delete(job: str, annotation: Number, db: Db, who: Who, now: Now) -> Response:
+def delete(job: str, annotation: Number, db: Db, who: Who, now: Now) -> Response:
     """Delete an annotation of a person."""
-    await iteration_annotations.delete(db, job, annotation, who=who, now=now)
+    iteration_annotations.delete(db, job, annotation, who=who, now=now)
     return Response(status_code=204)

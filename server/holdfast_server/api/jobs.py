@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Query
@@ -33,7 +34,7 @@ from holdfast_server.control import bulk, control, deletion, plans
 from holdfast_server.core.access import ADMINISTER, FOLLOW, LISTS, VIEW
 from holdfast_server.core.encoding import to_json
 from holdfast_server.core.errors import UnknownJob
-from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, Now, SharedAnswers, StreamPlace, Who
+from holdfast_server.http.dependencies import Asker, Body, Changes, Clock, Db, Now, SharedAnswers, StreamPlace, Who
 from holdfast_server.queries import fleet, goodput, ranks, summaries, timeline
 from holdfast_server.queries.job_view import find_job, view_job
 from holdfast_server.queries.timeline_annotations import Axis
@@ -52,7 +53,7 @@ router = Router("/api/v1/jobs", tag="jobs")
 
 
 @router.endpoint("GET", "", access=LISTS, returns=Fleet, errors={422: "Invalid parameter"})
-async def jobs(
+def jobs(
     db: Db,
     now: Now,
     asker: Asker,
@@ -83,8 +84,8 @@ async def jobs(
         size=size,
         visible_projects=asker.visible_projects,
     )
-    async with db.read() as session:
-        return Json(await fleet.fleet(session, question, now=now))
+    with db.read() as session:
+        return Json(fleet.fleet(session, question, now=now))
 
 
 @router.endpoint(
@@ -96,17 +97,17 @@ async def jobs(
     errors={422: "Invalid budget, or not 1 to 2,000 jobs"},
     max_body_bytes=MAX_BULK_BYTES,
 )
-async def change(request: Request, db: Db, now: Now, asker: Asker) -> Response:
+def change(body: Body, db: Db, now: Now, asker: Asker) -> Response:
     """Change several jobs at once, named or by a filter; each is changed or refused on its own."""
-    asked = parse(await request.body(), BulkChange)
-    return Json(await bulk.change(db, asked, asker=asker, now=now))
+    asked = parse(body, BulkChange)
+    return Json(bulk.change(db, asked, asker=asker, now=now))
 
 
 @router.endpoint("GET", "/{job}", access=VIEW, returns=JobSummary, errors={404: NOT_FOUND})
-async def summary(job: str, db: Db, now: Now) -> Response:
+def summary(job: str, db: Db, now: Now) -> Response:
     """Return a job: status, position, settings, measured cost and exposure."""
-    async with view_job(db, job, now=now) as view:
-        return Json(await summaries.job_summary(view))
+    with view_job(db, job, now=now) as view:
+        return Json(summaries.job_summary(view))
 
 
 @router.endpoint(
@@ -116,9 +117,9 @@ async def summary(job: str, db: Db, now: Now) -> Response:
     status=204,
     errors={404: NOT_FOUND, 409: "It is running, or has reported in the meantime"},
 )
-async def delete(job: str, db: Db, now: Now, who: Who) -> Response:
+def delete(job: str, db: Db, now: Now, who: Who) -> Response:
     """Delete a job with all its data on the server. Its store and its rows in the audit log remain."""
-    await deletion.delete_job(db, job, who=who, now=now)
+    deletion.delete_job(db, job, who=who, now=now)
     return Response(status_code=204)
 
 
@@ -131,10 +132,10 @@ async def delete(job: str, db: Db, now: Now, who: Who) -> Response:
     errors={404: NOT_FOUND, 422: "Invalid number"},
     max_body_bytes=MAX_EDIT_BYTES,
 )
-async def numbers(job: str, request: Request, db: Db, now: Now, who: Who) -> Response:
+def numbers(job: str, body: Body, db: Db, now: Now, who: Who) -> Response:
     """Correct the largest attempt and lineage numbers of a job, after a report with wrong ones."""
-    changes = parse(await request.body(), NumberChanges)
-    return Json(await control.set_numbers(db, job, changes, who=who, now=now))
+    changes = parse(body, NumberChanges)
+    return Json(control.set_numbers(db, job, changes, who=who, now=now))
 
 
 @router.endpoint("GET", "/{job}/timeline", access=VIEW, returns=Timeline, errors={404: NOT_FOUND})
@@ -186,40 +187,40 @@ async def job_timeline(
     )
     encoding = encoding_for(request.headers.get("Accept-Encoding", ""))
 
-    async def ask() -> EncodedBody:
-        return await EncodedBody.of(await timeline.timeline(db, job, asked, now=clock()), encoding)
+    def read() -> EncodedBody:
+        return EncodedBody.of(timeline.timeline(db, job, asked, now=clock()), encoding)
 
-    answer = await shared.answer(job, (asked, encoding), ask)
+    answer = await shared.answer(job, (asked, encoding), partial(db.ask, "answers", read))
     return answer.response()
 
 
 @router.endpoint(
     "GET", "/{job}/goodput", access=VIEW, returns=Goodput, errors={404: NOT_FOUND, 422: "Invalid window"}
 )
-async def job_goodput(job: str, db: Db, now: Now, window: Window = "24h") -> Response:
+def job_goodput(job: str, db: Db, now: Now, window: Window = "24h") -> Response:
     """Break down the time of a window: productive, waiting, lost, restoring, starting, down, unexplained."""
-    return Json(await goodput.goodput(db, job, window, now=now))
+    return Json(goodput.goodput(db, job, window, now=now))
 
 
 @router.endpoint("GET", "/{job}/forks", access=VIEW, returns=ForkFamily, errors={404: NOT_FOUND})
-async def job_forks(job: str, db: Db, now: Now, asker: Asker) -> Response:
+def job_forks(job: str, db: Db, now: Now, asker: Asker) -> Response:
     """Return the job that it was forked from, and its own forks, as far as you may see them."""
-    async with view_job(db, job, now=now) as view:
-        return Json(await summaries.family(view, visible=asker.visible_projects))
+    with view_job(db, job, now=now) as view:
+        return Json(summaries.family(view, visible=asker.visible_projects))
 
 
 @router.endpoint(
     "GET", "/{job}/ranks", access=VIEW, returns=RankTimes, errors={404: NOT_FOUND, 422: "Invalid window"}
 )
-async def job_ranks(job: str, db: Db, now: Now, window: ShortWindow = "1h") -> Response:
+def job_ranks(job: str, db: Db, now: Now, window: ShortWindow = "1h") -> Response:
     """Compare the ranks, and name those that the others wait for."""
-    return Json(await ranks.rank_times(db, job, window, now=now))
+    return Json(ranks.rank_times(db, job, window, now=now))
 
 
 @router.endpoint(
     "GET", "/{job}/plan", access=VIEW, returns=JobPlan, errors={404: NOT_FOUND, 422: "Invalid parameter"}
 )
-async def plan(
+def plan(
     job: str,
     db: Db,
     now: Now,
@@ -236,8 +237,8 @@ async def plan(
         budget=budget, write_budget=write_budget, max_unsaved_work=max_unsaved_work, every=every, mtbf=mtbf,
         ranks=ranks, restart=restart,
     )  # fmt: skip
-    async with view_job(db, job, now=now) as view:
-        return Json(await plans.plan_job(view, asked))
+    with view_job(db, job, now=now) as view:
+        return Json(plans.plan_job(view, asked))
 
 
 @router.endpoint(
@@ -247,32 +248,35 @@ async def plan(
     returns=dict[str, list[CheckpointInfo]],
     errors={404: NOT_FOUND, 422: "Invalid `before`"},
 )
-async def restore_points(job: str, db: Db, now: Now, limit: Limit = 50, before: str | None = None) -> Response:
+def restore_points(job: str, db: Db, now: Now, limit: Limit = 50, before: str | None = None) -> Response:
     """List checkpoints in every state, newest first; `before` is the id that the previous page ended with."""
-    async with view_job(db, job, now=now) as view:
-        return Json({"checkpoints": await timeline.restore_points(view, limit=limit, before=before)})
+    with view_job(db, job, now=now) as view:
+        return Json({"checkpoints": timeline.restore_points(view, limit=limit, before=before)})
 
 
 @router.endpoint("GET", "/{job}/edits", access=VIEW, returns=dict[str, list[Edit]], errors={404: NOT_FOUND})
-async def edits(job: str, db: Db, now: Now, limit: Limit = 20) -> Response:
+def edits(job: str, db: Db, now: Now, limit: Limit = 20) -> Response:
     """List the versions of the desired state, newest first."""
-    async with view_job(db, job, now=now) as view:
-        return Json({"edits": await timeline.edits(view, limit=limit)})
+    with view_job(db, job, now=now) as view:
+        return Json({"edits": timeline.edits(view, limit=limit)})
 
 
 @router.endpoint(
     "GET", "/{job}/notices", access=VIEW, returns=dict[str, list[NoticeInfo]], errors={404: NOT_FOUND}
 )
-async def notices(job: str, db: Db, now: Now, limit: Limit = 20) -> Response:
+def notices(job: str, db: Db, now: Now, limit: Limit = 20) -> Response:
     """List what agent and server warn about, newest first."""
-    async with view_job(db, job, now=now) as view:
-        return Json({"notices": await timeline.notices(view, limit=limit)})
+    with view_job(db, job, now=now) as view:
+        return Json({"notices": timeline.notices(view, limit=limit)})
 
 
 async def _known(job: str, db: Db) -> str:
     # Before the stream begins: an unknown job is answered with 404 instead of a stream that ends.
-    async with db.read() as session:
-        await find_job(session, job)
+    def find() -> None:
+        with db.read() as session:
+            find_job(session, job)
+
+    await db.ask("answers", find)
     return job
 
 
@@ -289,14 +293,14 @@ async def stream(
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream server-sent events named `tick`, each with the job's summary as JSON, until the job is deleted."""
 
-    async def one() -> str:
-        async with view_job(db, job, now=clock()) as view:
-            summary = await summaries.job_summary(view)
+    def read() -> str:
+        with view_job(db, job, now=clock()) as view:
+            summary = summaries.job_summary(view)
         return to_json(summary).decode()
 
     with suppress(UnknownJob), changes.subscribe(job) as subscription:
         while not changes.closed:
-            tick = await shared.answer(job, "tick", one)
+            tick = await shared.answer(job, "tick", partial(db.ask, "answers", read))
             yield ServerSentEvent(raw_data=tick, event="tick")
             await asyncio.sleep(PAUSE_SECONDS)
             await subscription.wait(TICK_SECONDS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import math
 from collections.abc import Awaitable, Callable, Mapping
@@ -60,13 +59,12 @@ class EncodedBody:
     media_type: str = Json.media_type
 
     @classmethod
-    async def of(cls, content: object, encoding: Encoding | None) -> EncodedBody:
-        """Encode as JSON in a thread: a timeline has several hundred thousand characters."""
-        return cls(await asyncio.to_thread(lambda: compressed(to_json(content), encoding)), encoding)
+    def of(cls, content: object, encoding: Encoding | None) -> EncodedBody:
+        return cls(compressed(to_json(content), encoding), encoding)
 
     @classmethod
-    async def of_page(cls, html: str, encoding: Encoding | None) -> EncodedBody:
-        return cls(await asyncio.to_thread(compressed, html.encode(), encoding), encoding, "text/html")
+    def of_page(cls, html: str, encoding: Encoding | None) -> EncodedBody:
+        return cls(compressed(html.encode(), encoding), encoding, "text/html")
 
     def response(self, headers: Mapping[str, str] | None = None) -> Response:
         all_headers = dict(headers or {})

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import msgspec
 from fastapi import Query
-from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.protocol.analyses import RestorePreview
@@ -17,7 +16,7 @@ from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import Json, parse
 from holdfast_server.control import control, previews
 from holdfast_server.core.access import OPERATE, RESTORE, VIEW
-from holdfast_server.http.dependencies import Db, Now, Who
+from holdfast_server.http.dependencies import Body, Db, Now, Who
 from holdfast_server.queries import timeline
 from holdfast_server.queries.job_view import view_job
 
@@ -52,10 +51,10 @@ class RestoreRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     },
     max_body_bytes=MAX_EDIT_BYTES,
 )
-async def place(job: str, request: Request, db: Db, who: Who, now: Now) -> Response:
+def place(job: str, body: Body, db: Db, who: Who, now: Now) -> Response:
     """Request a restore to a checkpoint or an iteration. The same `key` returns the same restore."""
-    asked = parse(await request.body(), RestoreRequest)
-    order, new = await control.order_restore(
+    asked = parse(body, RestoreRequest)
+    order, new = control.order_restore(
         db,
         job,
         checkpoint=asked.checkpoint,
@@ -70,24 +69,24 @@ async def place(job: str, request: Request, db: Db, who: Who, now: Now) -> Respo
 
 
 @router.endpoint("GET", "", access=VIEW, returns=dict[str, list[Order]], errors={404: "No such job"})
-async def orders(job: str, db: Db, now: Now, limit: Annotated[int, Query(ge=1, le=200)] = 20) -> Response:
+def orders(job: str, db: Db, now: Now, limit: Annotated[int, Query(ge=1, le=200)] = 20) -> Response:
     """List restores, newest first."""
-    async with view_job(db, job, now=now) as view:
-        return Json({"restores": await timeline.orders(view, limit=limit)})
+    with view_job(db, job, now=now) as view:
+        return Json({"restores": timeline.orders(view, limit=limit)})
 
 
 @router.endpoint("GET", "/preview", access=VIEW, returns=RestorePreview, errors={404: "No such job or checkpoint"})
-async def preview(job: str, checkpoint: str, db: Db, now: Now) -> Response:
+def preview(job: str, checkpoint: str, db: Db, now: Now) -> Response:
     """Predict what a restore to this checkpoint would discard, and how long it would take."""
-    async with view_job(db, job, now=now) as view:
-        return Json(await previews.preview_restore(view, checkpoint))
+    with view_job(db, job, now=now) as view:
+        return Json(previews.preview_restore(view, checkpoint))
 
 
 @router.endpoint("GET", "/{order}", access=VIEW, returns=Order, errors={404: "No such restore"})
-async def order(job: str, order: str, db: Db, now: Now) -> Response:
+def order(job: str, order: str, db: Db, now: Now) -> Response:
     """Return a restore, with each step that it has taken."""
-    async with view_job(db, job, now=now) as view:
-        return Json(await timeline.order(view, order))
+    with view_job(db, job, now=now) as view:
+        return Json(timeline.order(view, order))
 
 
 @router.endpoint(
@@ -102,9 +101,9 @@ async def order(job: str, order: str, db: Db, now: Now) -> Response:
         409: "Another restore is in progress, or there is nothing to undo",
     },
 )
-async def undo(job: str, order: str, db: Db, who: Who, now: Now) -> Response:
+def undo(job: str, order: str, db: Db, who: Who, now: Now) -> Response:
     """Return to the state before this restore, by another restore, which can be undone as well."""
-    placed, new = await control.undo_restore(db, job, order, who=who, now=now)
+    placed, new = control.undo_restore(db, job, order, who=who, now=now)
     return Json(placed, status_code=201 if new else 200)
 
 
@@ -115,6 +114,6 @@ async def undo(job: str, order: str, db: Db, who: Who, now: Now) -> Response:
     returns=Order,
     errors={404: "No such restore", 409: "It has started or ended"},
 )
-async def cancel(job: str, order: str, db: Db, who: Who, now: Now) -> Response:
+def cancel(job: str, order: str, db: Db, who: Who, now: Now) -> Response:
     """Cancel a restore that the job has not begun."""
-    return Json(await control.cancel_restore(db, job, order, who=who, now=now))
+    return Json(control.cancel_restore(db, job, order, who=who, now=now))

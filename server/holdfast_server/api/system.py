@@ -52,34 +52,34 @@ async def ready(db: Db) -> Response:
     media_type="text/plain",
     response_class=PlainTextResponse,
 )
-async def metrics(db: Db, changes: Changes, now: Now, exported: Metrics, asker: Asker) -> Response:
+def metrics(db: Db, changes: Changes, now: Now, exported: Metrics, asker: Asker) -> Response:
     """Return the metrics of the server and of the most recently active jobs, for Prometheus."""
     visible = asker.visible_projects
     question = fleet.FleetQuery(order="heard", size=MOST_JOBS, visible_projects=visible)
-    async with db.read() as session:
-        page = await fleet.fleet(session, question, now=now)
-        stored_bytes = await size_bytes(session)
+    with db.read() as session:
+        page = fleet.fleet(session, question, now=now)
+        stored_bytes = size_bytes(session)
     seen = MetricsSnapshot(
         jobs=page.jobs,
         by_status=page.counts,
         listeners=len(changes),
         database_bytes=stored_bytes,
         writes_waiting=db.writes_waiting,
-        alerts_by_severity=await incidents.open_by_severity(db, visible_projects=visible),
+        alerts_by_severity=incidents.open_by_severity(db, visible_projects=visible),
     )
     return PlainTextResponse(exported.exposition(seen), media_type=METRICS_TYPE)
 
 
 @documentation.endpoint("GET", "/openapi.json", access=LISTS)
-async def openapi_document(request: Request) -> Response:
+def openapi_document(request: Request) -> Response:
     return JSONResponse(request.app.openapi())
 
 
 @documentation.endpoint("GET", "/docs", access=LISTS)
-async def reference(request: Request, services: ServicesOf) -> Response:
+def reference(request: Request, services: ServicesOf) -> Response:
     return HTMLResponse(openapi.reference_page(request.app.openapi(), icon=services.error_page is not None))
 
 
 @documentation.endpoint("GET", "/docs/style.css", access=LISTS)
-async def reference_style() -> Response:
+def reference_style() -> Response:
     return Response(openapi.REFERENCE_STYLE, media_type="text/css")

@@ -40,9 +40,9 @@ def list_entries(
     """List changes, newest first."""
     question = audit.AuditQuery(who=who, action=action, job=job, project=project)
 
-    async def work(database: Database, _: float) -> list[AuditEntry]:
-        async with database.read() as session:
-            return await audit.entries(session, question, limit=limit)
+    def work(database: Database, _: float) -> list[AuditEntry]:
+        with database.read() as session:
+            return audit.entries(session, question, limit=limit)
 
     rows = in_database(db, work)
     print_rows(
@@ -70,9 +70,9 @@ def verify(
     """
     row, digest = _known(known)
 
-    async def work(database: Database, _: float) -> audit.ChainCheck:
-        async with database.read() as session:
-            return await audit.verify(session, known=(row, digest) if row else None)
+    def work(database: Database, _: float) -> audit.ChainCheck:
+        with database.read() as session:
+            return audit.verify(session, known=(row, digest) if row else None)
 
     found = in_database(db, work)
     if json:

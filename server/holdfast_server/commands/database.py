@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import getpass
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Annotated, NoReturn, TypeVar
 
 import msgspec
@@ -47,15 +46,12 @@ def command_group(help: str) -> typer.Typer:  # noqa: A002 - as typer calls it
     )
 
 
-def in_database(db: str | None, work: Callable[[Database, float], Awaitable[T]]) -> T:
+def in_database(db: str | None, work: Callable[[Database, float], T]) -> T:
     """Run `work`, whether a server is running or not. A refusal ends the command with one sentence."""
 
-    async def run() -> T:
-        async with _opened(db) as database:
-            return await work(database, time.time())
-
     try:
-        return asyncio.run(run())
+        with _opened(db) as database:
+            return work(database, time.time())
     except UnknownProject as refusal:
         fail(f"{refusal}: create it with `holdfast project add`")
     except RequestRefused as refusal:
@@ -66,17 +62,17 @@ def in_database(db: str | None, work: Callable[[Database, float], Awaitable[T]])
         fail(f"database error: {str(error).partition(chr(10))[0]}")
 
 
-@asynccontextmanager
-async def _opened(db: str | None) -> AsyncIterator[Database]:
+@contextmanager
+def _opened(db: str | None) -> Iterator[Database]:
     database = Database(db or str(default_database()))
     # A running server has migrated it, and SQLite serializes writers.
     with suppress(DatabaseInUse):
         database.prepare()
-    await database.open()
+    database.open()
     try:
         yield database
     finally:
-        await database.close()
+        database.close()
 
 
 def whoami() -> str:

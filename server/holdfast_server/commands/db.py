@@ -93,10 +93,10 @@ def keep(
     except ValueError as error:
         fail(str(error))
 
-    async def work(database: Database, now: float) -> ReportRetention:
+    def work(database: Database, now: float) -> ReportRetention:
         if changes == ReportRetentionChanges():
-            return await report_retention.get_settings(database, project)
-        return await report_retention.change(database, project, changes, who=whoami(), now=now)
+            return report_retention.get_settings(database, project)
+        return report_retention.change(database, project, changes, who=whoami(), now=now)
 
     kept = in_database(db, work)
     if json:

@@ -91,11 +91,11 @@ def role(
     if server and held not in (None, Role.admin):
         fail("--server accepts admin and none only: other roles are per project", EXIT_USAGE)
 
-    async def work(database: Database, now: float) -> None:
+    def work(database: Database, now: float) -> None:
         if server:
-            await people.set_admin(database, name, held is not None, who=whoami(), now=now)
+            people.set_admin(database, name, held is not None, who=whoami(), now=now)
         else:
-            await people.set_role(database, name, project, held, who=whoami(), now=now)
+            people.set_role(database, name, project, held, who=whoami(), now=now)
 
     in_database(db, work)
     where = "on the server" if server else f"in {project}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 
 from msgspec import UNSET
@@ -50,7 +51,7 @@ class _JobState:
     firing: list[Alert]
 
 
-async def change(db: Database, asked: BulkChange, *, asker: Principal, now: float) -> BulkResult:
+def change(db: Database, asked: BulkChange, *, asker: Principal, now: float) -> BulkResult:
     """Change all selected jobs that the change applies to, and return the outcome of each.
 
     Each job is changed, refused and audited on its own, as by a change of that job alone.
@@ -62,23 +63,22 @@ async def change(db: Database, asked: BulkChange, *, asker: Principal, now: floa
         wanted = _wanted(asked)
     except ValueError as error:
         raise InvalidSetting(asked.action, str(error)) from None
-    names = await _selected(db, asked, asker, now=now)
-    states = await _states(db, names, with_alerts=asked.action == "acknowledge", now=now)
-    turn = asyncio.Semaphore(JOBS_AT_ONCE)
+    names = _selected(db, asked, asker, now=now)
+    states = _states(db, names, with_alerts=asked.action == "acknowledge", now=now)
 
-    async def one(job: str) -> BulkOutcome:
+    def one(job: str) -> BulkOutcome:
         state = states.get(job)
         refusal = _refusal(job, state, asked, wanted, asker)
         if refusal or state is None or asked.preview:
             return BulkOutcome(job=job, refusal=refusal)
-        async with turn:
-            return await _apply(db, job, asked, state.firing, who=asker.name, now=now)
+        return _apply(db, job, asked, state.firing, who=asker.name, now=now)
 
-    outcomes = await asyncio.gather(*(one(job) for job in names))
+    with ThreadPoolExecutor(JOBS_AT_ONCE, "holdfast-bulk") as threads:
+        outcomes = list(threads.map(lambda job: copy_context().run(one, job), names))
     return BulkResult(changed=sum(not each.refusal for each in outcomes), outcomes=outcomes)
 
 
-async def _selected(db: Database, asked: BulkChange, asker: Principal, *, now: float) -> list[str]:
+def _selected(db: Database, asked: BulkChange, asker: Principal, *, now: float) -> list[str]:
     if (asked.jobs is UNSET) == (asked.filter is UNSET):
         raise InvalidSetting("jobs", "give either jobs or filter")
     names = list(dict.fromkeys(asked.jobs)) if asked.jobs is not UNSET else []
@@ -88,7 +88,7 @@ async def _selected(db: Database, asked: BulkChange, asker: Principal, *, now: f
             search=wanted.search, status=wanted.status, project=wanted.project, owner=wanted.owner,
             labels=tuple(wanted.labels), visible_projects=asker.visible_projects,
         )  # fmt: skip
-        names = await matching_jobs(db, question, now=now)
+        names = matching_jobs(db, question, now=now)
     if not 1 <= len(names) <= MOST_JOBS:
         raise InvalidSetting(
             "jobs", f"{len(names):,} jobs are selected: 1 to {MOST_JOBS:,} can be changed at once"
@@ -96,18 +96,18 @@ async def _selected(db: Database, asked: BulkChange, asker: Principal, *, now: f
     return names
 
 
-async def _states(db: Database, names: list[str], *, with_alerts: bool, now: float) -> dict[str, _JobState]:
+def _states(db: Database, names: list[str], *, with_alerts: bool, now: float) -> dict[str, _JobState]:
     job, found = models.JobRecord, dict[str, _JobState]()
     query = select(
         job.name, job.project, job.paused, job.budget, job.write_bytes_per_second,
         status_in_sql(now=now).label("status"),
     )  # fmt: skip
     query = query.outerjoin(models.AttemptRecord, current_attempt())
-    async with db.read() as session:
+    with db.read() as session:
         for first in range(0, len(names), NAMED_AT_ONCE):
             some = names[first : first + NAMED_AT_ONCE]
-            alerts = await incidents.open_of_jobs(session, some, now=now) if with_alerts else {}
-            for row in await session.execute(query.where(job.name.in_(some))):
+            alerts = incidents.open_of_jobs(session, some, now=now) if with_alerts else {}
+            for row in session.execute(query.where(job.name.in_(some))):
                 firing = [alert for alert in alerts.get(row.name, []) if alert.state == "firing"]
                 found[row.name] = _JobState(
                     project=row.project, status=row.status, paused=row.paused, budget=row.budget,
@@ -116,9 +116,9 @@ async def _states(db: Database, names: list[str], *, with_alerts: bool, now: flo
     return found
 
 
-async def not_running(db: Database, names: Sequence[str], *, now: float) -> list[str]:
+def not_running(db: Database, names: Sequence[str], *, now: float) -> list[str]:
     """Return those of the jobs that have ended, in their order: a setting of theirs applies at the next start."""
-    states = await _states(db, list(names), with_alerts=False, now=now)
+    states = _states(db, list(names), with_alerts=False, now=now)
     return [name for name in names if name in states and states[name].status in ENDED]
 
 
@@ -155,13 +155,13 @@ def _refusal(job: str, state: _JobState | None, asked: BulkChange, wanted: float
             return ""
 
 
-async def _apply(
+def _apply(
     db: Database, job: str, asked: BulkChange, firing: Sequence[Alert], *, who: str, now: float
 ) -> BulkOutcome:
     try:
         if asked.action == "acknowledge":
-            return BulkOutcome(job=job, alerts=await _acknowledge(db, job, firing, who=who, now=now))
-        made = await control.edit(db, job, _changes(asked), version=None, who=who, now=now)
+            return BulkOutcome(job=job, alerts=_acknowledge(db, job, firing, who=who, now=now))
+        made = control.edit(db, job, _changes(asked), version=None, who=who, now=now)
     except (RequestRefused, DatabaseBusy, DatabaseUnavailable) as refusal:
         return BulkOutcome(job=job, refusal=str(refusal))
     return BulkOutcome(job=job, version=made.version)
@@ -179,10 +179,10 @@ def _changes(asked: BulkChange) -> DesiredChanges:
             return DesiredChanges(paused=action == "pause")
 
 
-async def _acknowledge(db: Database, job: str, firing: Sequence[Alert], *, who: str, now: float) -> int:
+def _acknowledge(db: Database, job: str, firing: Sequence[Alert], *, who: str, now: float) -> int:
     done = 0
     for alert in firing:
         with suppress(AlertResolved, UnknownAlert):  # it resolved or was deleted meanwhile
-            await incidents.acknowledge(db, job, alert.id, who=who, now=now)
+            incidents.acknowledge(db, job, alert.id, who=who, now=now)
             done += 1
     return done

@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 from msgspec import UNSET
 from sqlalchemy import select, update
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol import wire
 from holdfast.protocol.field_types import MAX_ATTEMPT, MAX_LINEAGE
@@ -38,16 +38,16 @@ MOST_LABEL = 64
 """Longest label in characters."""
 
 
-async def desired(db: Database, job: str, *, now: float) -> wire.Desired:
+def desired(db: Database, job: str, *, now: float) -> wire.Desired:
     """Return the desired state; empty for an unknown job, whose agent may ask before its first batch."""
-    async with db.read() as session:
-        row = await session.get(models.JobRecord, job)
-        return await desired_state.read(session, row, now=now) if row else wire.Desired()
+    with db.read() as session:
+        row = session.get(models.JobRecord, job)
+        return desired_state.read(session, row, now=now) if row else wire.Desired()
 
 
 @job_transaction
-async def edit(
-    session: AsyncSession, job: str, changes: DesiredChanges, *, version: int | None, who: str, now: float
+def edit(
+    session: Session, job: str, changes: DesiredChanges, *, version: int | None, who: str, now: float
 ) -> wire.Desired:
     """Change settings; `version` is the version that the editor saw, or None to skip the check for conflicts.
 
@@ -55,33 +55,31 @@ async def edit(
         UnknownJob, InvalidSetting.
         VersionConflict: a later version changed a setting.
     """
-    row = await find_job(session, job)
+    row = find_job(session, job)
     if version is not None:
-        await desired_state.check_version(session, row, version)
-    await desired_state.record_edit(session, row, changes, who=who, now=now)
-    return await desired_state.read(session, row, now=now)
+        desired_state.check_version(session, row, version)
+    desired_state.record_edit(session, row, changes, who=who, now=now)
+    return desired_state.read(session, row, now=now)
 
 
-async def undo(db: Database, job: str, edit_version: int, *, version: int, who: str, now: float) -> wire.Desired:
+def undo(db: Database, job: str, edit_version: int, *, version: int, who: str, now: float) -> wire.Desired:
     """Revert one edit; `version` is the version that the editor saw.
 
     Raises:
         UnknownJob, VersionConflict.
         InvalidSetting: there is no such edit, or it cannot be reverted.
     """
-    async with db.read() as session:
-        row = await find_job(session, job)
-        found = await session.get(models.SettingsVersionRecord, (job, edit_version))
+    with db.read() as session:
+        row = find_job(session, job)
+        found = session.get(models.SettingsVersionRecord, (job, edit_version))
         if found is None:
             raise InvalidSetting("edit", f"there is no version {edit_version}; the newest is {row.version}")
         back = desired_state.reverting_changes(found, now=now)
-    return await edit(db, job, back, version=version, who=who, now=now)
+    return edit(db, job, back, version=version, who=who, now=now)
 
 
 @job_transaction
-async def set_numbers(
-    session: AsyncSession, job: str, changes: NumberChanges, *, who: str, now: float
-) -> JobNumbers:
+def set_numbers(session: Session, job: str, changes: NumberChanges, *, who: str, now: float) -> JobNumbers:
     """Set the largest known attempt and lineage numbers of a job, after a report with wrong ones.
 
     Attempts with larger numbers get the largest number, so that they fence no other; the last of the remaining
@@ -98,7 +96,7 @@ async def set_numbers(
         most = MAX_ATTEMPT if name == "latest_attempt" else MAX_LINEAGE
         if not 0 <= value <= most:
             raise InvalidSetting(name, f"{name} {value} is outside 0 to {most}")
-    row = await find_job(session, job)
+    row = find_job(session, job)
     before = JobNumbers(latest_attempt=row.attempt, latest_lineage=row.latest_lineage)
     attempt, lineage = (
         given.get("latest_attempt", row.attempt),
@@ -106,40 +104,40 @@ async def set_numbers(
     )
     attempts = models.AttemptRecord
     beyond = (attempts.job == job, attempts.attempt > attempt)
-    current = await session.get(attempts, (job, row.uid))
+    current = session.get(attempts, (job, row.uid))
     if current is not None and (current.attempt > attempt or row.lineage > lineage):
         if current.attempt > attempt:
             own = select(attempts).where(attempts.job == job, attempts.attempt <= attempt)
             newest = own.order_by(attempts.attempt.desc(), attempts.started_at.desc()).limit(1)
-            current = (await session.scalars(newest)).first() or current
+            current = session.scalars(newest).first() or current
         row.uid = current.uid
         # until the next report gives the position
         row.iteration, row.lineage = current.last_iteration, min(current.lineage, lineage)
         row.sequence = row.samples_sequence = -1
-    await session.execute(update(attempts).where(*beyond).values(attempt=attempt))
+    session.execute(update(attempts).where(*beyond).values(attempt=attempt))
     row.attempt, row.latest_lineage = attempt, lineage
-    await checkpoints.reset_report_order(session, job)
-    await session.flush()
+    checkpoints.reset_report_order(session, job)
+    session.flush()
     after = JobNumbers(latest_attempt=attempt, latest_lineage=lineage)
-    await audit.record(
+    audit.record(
         session, who=who, action="job.numbers", now=now, job=job, project=row.project,
         before=msgspec.structs.asdict(before), after=msgspec.structs.asdict(after),
     )  # fmt: skip
     return after
 
 
-async def delivered(db: Database, job: str, version: int) -> None:
+def delivered(db: Database, job: str, version: int) -> None:
     """Record that the agent has a version of the desired state, if that is new."""
-    async with db.read() as session:
-        row = await session.get(models.JobRecord, job)
+    with db.read() as session:
+        row = session.get(models.JobRecord, job)
         new = row is not None and row.delivered_version < version <= row.version
     if new:
-        await db.write(partial(desired_state.delivered, job=job, version=version), job=job, at_once=True)
+        db.write(partial(desired_state.delivered, job=job, version=version), job=job, at_once=True)
 
 
 @job_transaction
-async def order_restore(
-    session: AsyncSession,
+def order_restore(
+    session: Session,
     job: str,
     *,
     checkpoint: str | None,
@@ -164,21 +162,19 @@ async def order_restore(
     """
     if not 1 <= len(key) <= MAX_KEY:
         raise InvalidSetting("key", f"an idempotency key has 1 to {MAX_KEY} characters")
-    row = await find_job(session, job)
-    known = await restore_orders.find_by_key(session, job, key)
+    row = find_job(session, job)
+    known = restore_orders.find_by_key(session, job, key)
     if known is not None:
         _require_same_target(known, checkpoint, iteration, degraded=degraded)
         return known, False
-    chosen = await _choose(session, row, checkpoint, iteration, degraded=degraded)
-    order, new = await restore_orders.place(
+    chosen = _choose(session, row, checkpoint, iteration, degraded=degraded)
+    order, new = restore_orders.place(
         session, row, chosen, key=key, who=who, now=now, expires_seconds=expires_seconds, degraded=degraded
     )
     if new:
         about = {"order": order.id, "checkpoint": order.checkpoint, "from_iteration": order.from_iteration}
         about |= {"degraded": True} if degraded else {}
-        await audit.record(
-            session, who=who, action="restore.order", now=now, job=job, project=row.project, after=about
-        )
+        audit.record(session, who=who, action="restore.order", now=now, job=job, project=row.project, after=about)
     return order, new
 
 
@@ -191,25 +187,25 @@ def _require_same_target(known: Order, checkpoint: str | None, iteration: int | 
 
 
 @job_transaction
-async def cancel_restore(session: AsyncSession, job: str, order: str, *, who: str, now: float) -> Order:
+def cancel_restore(session: Session, job: str, order: str, *, who: str, now: float) -> Order:
     """Cancel an order.
 
     Raises:
         UnknownJob, UnknownOrder.
         NotCancellable: the agent restores, or the order has ended.
     """
-    row = await find_job(session, job)
-    before = (await restore_orders.find(session, job, order)).state
-    cancelled = await restore_orders.cancel(session, row, order, who=who, now=now)
+    row = find_job(session, job)
+    before = restore_orders.find(session, job, order).state
+    cancelled = restore_orders.cancel(session, row, order, who=who, now=now)
     if before != cancelled.state:
-        await audit.record(
+        audit.record(
             session, who=who, action="restore.cancel", now=now, job=job, project=row.project,
             before={"order": order, "state": before}, after={"state": cancelled.state},
         )  # fmt: skip
     return cancelled
 
 
-async def undo_restore(db: Database, job: str, order: str, *, who: str, now: float) -> tuple[Order, bool]:
+def undo_restore(db: Database, job: str, order: str, *, who: str, now: float) -> tuple[Order, bool]:
     """Order a restore to the safety checkpoint of an earlier restore, unless such an order is open or done.
 
     Raises:
@@ -217,11 +213,11 @@ async def undo_restore(db: Database, job: str, order: str, *, who: str, now: flo
         NotPossible: the order was not carried out, or its safety checkpoint is no longer in the store.
         OpenOrder: an order for another checkpoint is open.
     """
-    async with db.read() as session:
-        await find_job(session, job)
-        made = await restore_orders.find(session, job, order)
+    with db.read() as session:
+        find_job(session, job)
+        made = restore_orders.find(session, job, order)
         again, key, number = None, f"undo {made.id}", 1
-        while (known := await restore_orders.find_by_key(session, job, key)) is not None:
+        while (known := restore_orders.find_by_key(session, job, key)) is not None:
             if known.state == "restored" or known.state in OPEN_ORDER_STATES:
                 again = known
                 break
@@ -231,14 +227,12 @@ async def undo_restore(db: Database, job: str, order: str, *, who: str, now: flo
         gone = "its safety checkpoint is no longer in the store"
         left = gone if made.state == "restored" else f"it is {made.state}"
         raise NotPossible(f"the restore to iteration {made.iteration} cannot be undone: {left}")
-    return await order_restore(
-        db, job, checkpoint=made.safety_checkpoint, iteration=None, key=key, who=who, now=now
-    )
+    return order_restore(db, job, checkpoint=made.safety_checkpoint, iteration=None, key=key, who=who, now=now)
 
 
 @job_transaction
-async def change_checkpoint(
-    session: AsyncSession, job: str, checkpoint: str, changes: CheckpointChanges, *, who: str, now: float
+def change_checkpoint(
+    session: Session, job: str, checkpoint: str, changes: CheckpointChanges, *, who: str, now: float
 ) -> CheckpointInfo:
     """Pin or unpin a checkpoint, label it, or both.
 
@@ -253,23 +247,23 @@ async def change_checkpoint(
     if changes.pinned is UNSET and changes.label is UNSET:
         raise InvalidSetting("", "nothing to change: give pinned, label or both")
     label = UNSET if changes.label is UNSET else _label(changes.label)
-    row = await find_job(session, job)
-    found = await checkpoints.named(session, row, checkpoint)
+    row = find_job(session, job)
+    found = checkpoints.named(session, row, checkpoint)
     acts: list[tuple[str, dict[str, str | None], dict[str, str | None]]] = []
     if changes.pinned is not UNSET:
         before = {"pinned_by": found.pinned_by}
-        if await pins.pin(session, row, found, pinned=changes.pinned, who=who, now=now):
+        if pins.pin(session, row, found, pinned=changes.pinned, who=who, now=now):
             acts.append(("pin" if changes.pinned else "unpin", before, {"pinned_by": found.pinned_by}))
     if label is not UNSET and label != found.label:
         acts.append(("label", {"label": found.label}, {"label": label}))
         found.label = label
-    await session.flush()
+    session.flush()
     for act, before, after in acts:
-        await audit.record(
+        audit.record(
             session, who=who, action=f"checkpoint.{act}", now=now, job=job, project=row.project,
             before=before, after=after | {"checkpoint": found.id},
         )  # fmt: skip
-    return as_row(found, await ancestry_of(session, row))
+    return as_row(found, ancestry_of(session, row))
 
 
 def _label(label: str | None) -> str | None:
@@ -282,22 +276,22 @@ def _label(label: str | None) -> str | None:
     return label or None
 
 
-async def checkpoint_at(view: JobView, iteration: int) -> CheckpointInfo:
+def checkpoint_at(view: JobView, iteration: int) -> CheckpointInfo:
     """Return the checkpoint that a restore to an iteration uses.
 
     Raises:
         CheckpointNotFound: there is none; with the nearest earlier one.
     """
-    return as_row(await checkpoints.at(view.session, view.job, iteration), await view.ancestry())
+    return as_row(checkpoints.at(view.session, view.job, iteration), view.ancestry())
 
 
-async def find_last_good(view: JobView, *, before: int | None = None) -> LastGood | None:
+def find_last_good(view: JobView, *, before: int | None = None) -> LastGood | None:
     """Return the last good checkpoint, as `last_good.find` does."""
-    return await last_good.find(view.session, view.job, await view.ancestry(), before=before)
+    return last_good.find(view.session, view.job, view.ancestry(), before=before)
 
 
-async def _choose(
-    session: AsyncSession,
+def _choose(
+    session: Session,
     job: models.JobRecord,
     checkpoint: str | None,
     iteration: int | None,
@@ -305,12 +299,12 @@ async def _choose(
     degraded: bool,
 ) -> models.CheckpointRecord:
     if checkpoint is not None:
-        row = await checkpoints.find(session, job, checkpoint)
+        row = checkpoints.find(session, job, checkpoint)
         if row.state != DURABLE and not (degraded and row.state == DAMAGED):
             reason = f": {row.reason}" if row.reason else ""
             raise NotRestorable(f"checkpoint {checkpoint} is {row.state}{reason}")
         return row
     if iteration is not None:
-        damaged = await checkpoints.damaged_at(session, job, iteration) if degraded else None
-        return damaged or await checkpoints.at(session, job, iteration)
+        damaged = checkpoints.damaged_at(session, job, iteration) if degraded else None
+        return damaged or checkpoints.at(session, job, iteration)
     raise InvalidSetting("iteration", "give the target of the restore: an iteration, or the id of a checkpoint")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from sqlalchemy import ColumnElement, Table, delete, func, select, tuple_
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast_server import models
 from holdfast_server.core.errors import NotPossible
@@ -22,7 +22,7 @@ ROWS_AT_ONCE = 500
 _jobs = models.table(models.JobRecord)
 
 
-async def delete_job(db: Database, job: str, *, who: str, now: float) -> None:
+def delete_job(db: Database, job: str, *, who: str, now: float) -> None:
     """Delete a job and all its rows, except those of the audit log; its checkpoint store stays.
 
     A later report under the same name creates a new job.
@@ -31,21 +31,21 @@ async def delete_job(db: Database, job: str, *, who: str, now: float) -> None:
         UnknownJob.
         NotPossible: it is running, or it reported during the deletion.
     """
-    last_contact_at = await db.write(partial(_begin, job=job, who=who, now=now), job=job)
+    last_contact_at = db.write(partial(_begin, job=job, who=who, now=now), job=job)
     for table in _tables():
         some = partial(_delete_some, table=table, job=job, last_contact_at=last_contact_at)
-        while await db.write(some, job=job) == ROWS_AT_ONCE:
+        while db.write(some, job=job) == ROWS_AT_ONCE:
             pass
-    await db.write(partial(_end, job=job, last_contact_at=last_contact_at), job=job, at_once=True)
+    db.write(partial(_end, job=job, last_contact_at=last_contact_at), job=job, at_once=True)
 
 
-async def _begin(session: AsyncSession, *, job: str, who: str, now: float) -> float:
+def _begin(session: Session, *, job: str, who: str, now: float) -> float:
     """Record the deletion in the audit log, and return the time of the job's last contact.
 
     Requests that delete the job at the same time, or go on with an interrupted deletion, share one record.
     """
-    row = await find_job(session, job)
-    attempt = await session.get(models.AttemptRecord, (job, row.uid))
+    row = find_job(session, job)
+    attempt = session.get(models.AttemptRecord, (job, row.uid))
     status = status_of(row, attempt, now=now)
     if attempt is not None and status.alive:
         raise NotPossible(
@@ -54,18 +54,18 @@ async def _begin(session: AsyncSession, *, job: str, who: str, now: float) -> fl
         )
     log = models.AuditEntryRecord
     begun = select(log.id).where(log.job == job, log.action == ACTION, log.at > row.last_contact_at).limit(1)
-    if await session.scalar(begun) is not None:
+    if session.scalar(begun) is not None:
         return row.last_contact_at
     attempts = models.AttemptRecord
-    count = await session.scalar(select(func.count()).where(attempts.job == job))
+    count = session.scalar(select(func.count()).where(attempts.job == job))
     before = {"attempts": count, "iteration": row.iteration, "created_at": row.created_at}
-    await audit.record(session, who=who, action=ACTION, now=now, job=job, project=row.project, before=before)
+    audit.record(session, who=who, action=ACTION, now=now, job=job, project=row.project, before=before)
     return row.last_contact_at
 
 
-async def _require_silent(session: AsyncSession, job: str, last_contact_at: float) -> None:
+def _require_silent(session: Session, job: str, last_contact_at: float) -> None:
     """Raise `NotPossible` for a job that reported again, or that a report created again after another deletion."""
-    row = await find_job(session, job)
+    row = find_job(session, job)
     if row.last_contact_at != last_contact_at:
         raise NotPossible(
             f"job {job!r} reported again during its deletion, which has removed part of its earlier reports: "
@@ -73,23 +73,23 @@ async def _require_silent(session: AsyncSession, job: str, last_contact_at: floa
         )
 
 
-async def _end(session: AsyncSession, *, job: str, last_contact_at: float) -> None:
-    await _require_silent(session, job, last_contact_at)
+def _end(session: Session, *, job: str, last_contact_at: float) -> None:
+    _require_silent(session, job, last_contact_at)
     # rows that a superseded attempt added in between: usually none
     for table in _tables():
-        await session.execute(delete(table).where(_of_job(table, job)))
-    await session.execute(delete(_jobs).where(_jobs.c.name == job))
+        session.execute(delete(table).where(_of_job(table, job)))
+    session.execute(delete(_jobs).where(_jobs.c.name == job))
 
 
-async def _delete_some(session: AsyncSession, *, table: Table, job: str, last_contact_at: float) -> int:
-    await _require_silent(session, job, last_contact_at)
+def _delete_some(session: Session, *, table: Table, job: str, last_contact_at: float) -> int:
+    _require_silent(session, job, last_contact_at)
     for other in _tables():  # rows added since those of `other` were deleted, as of an alert that fires meanwhile
         if any(parent is table for _, parent in _references(other)):
-            await session.execute(delete(other).where(_of_job(other, job)))
+            session.execute(delete(other).where(_of_job(other, job)))
     key = list(table.primary_key.columns)
     some = select(*key).where(_of_job(table, job)).limit(ROWS_AT_ONCE)
     gone = delete(table).where((key[0] if len(key) == 1 else tuple_(*key)).in_(some))
-    found = await session.execute(gone, execution_options={"synchronize_session": False})
+    found = session.execute(gone, execution_options={"synchronize_session": False})
     return int(found.rowcount)  # type: ignore[attr-defined]
 
 

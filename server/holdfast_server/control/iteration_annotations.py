@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sqlalchemy import func, select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol.field_types import MAX_ANNOTATION, MAX_INTEGER
 from holdfast.protocol.jobs import Annotation, NewAnnotation
@@ -21,23 +21,23 @@ MOST_BY_PEOPLE = 2000
 """Most annotations of a job by people."""
 
 
-async def list_annotations(view: JobView, *, limit: int = 100, by_people: bool | None = None) -> list[Annotation]:
+def list_annotations(view: JobView, *, limit: int = 100, by_people: bool | None = None) -> list[Annotation]:
     """List annotations, latest iterations first; `by_people`: only theirs, or the script's."""
     rows = models.AnnotationRecord
     query = select(rows).where(rows.job == view.name).order_by(rows.iteration.desc(), rows.id.desc())
     if by_people is not None:
         query = query.where(rows.who.is_not(None) if by_people else rows.who.is_(None))
-    path = await view.ancestry()
-    return [_as_answer(row, path) for row in await view.session.scalars(query.limit(min(limit, MOST_ROWS)))]
+    path = view.ancestry()
+    return [_as_answer(row, path) for row in view.session.scalars(query.limit(min(limit, MOST_ROWS)))]
 
 
-async def find(view: JobView, annotation: int) -> Annotation:
+def find(view: JobView, annotation: int) -> Annotation:
     """Raises UnknownAnnotation."""
-    return _as_answer(await _find(view.session, view.name, annotation), await view.ancestry())
+    return _as_answer(_find(view.session, view.name, annotation), view.ancestry())
 
 
 @job_transaction
-async def add(session: AsyncSession, job: str, request: NewAnnotation, *, who: str, now: float) -> Annotation:
+def add(session: Session, job: str, request: NewAnnotation, *, who: str, now: float) -> Annotation:
     """Add a note at an iteration of the path to the current one.
 
     Raises:
@@ -46,26 +46,26 @@ async def add(session: AsyncSession, job: str, request: NewAnnotation, *, who: s
         NotPossible: the job has as many annotations as it may.
     """
     text, rows = _text(request.text), models.AnnotationRecord
-    found = await find_job(session, job)
+    found = find_job(session, job)
     iteration = found.iteration if request.iteration is None else request.iteration
     if not 0 <= iteration <= found.iteration:
         reason = f"iteration {iteration:,} is not finished: the newest is {found.iteration:,}"
         raise InvalidSetting("iteration", reason)
-    known = await session.scalar(select(func.count()).where(rows.job == job, rows.who.is_not(None)))
+    known = session.scalar(select(func.count()).where(rows.job == job, rows.who.is_not(None)))
     if (known or 0) >= MOST_BY_PEOPLE:
         raise NotPossible(f"{job} has {MOST_BY_PEOPLE:,} annotations, the maximum: delete one first")
-    path = await ancestry_of(session, found)
+    path = ancestry_of(session, found)
     lineage = path.lineage_at(iteration)
-    at = await reading.time_of(session, job, lineage, iteration) or now
+    at = reading.time_of(session, job, lineage, iteration) or now
     row = rows(job=job, iteration=iteration, lineage=lineage, at=at, text=text, who=who, written_at=now)
     session.add(row)
-    await session.flush()
-    await _record(session, "add", row, who=who, now=now, after={"text": text})
+    session.flush()
+    _record(session, "add", row, who=who, now=now, after={"text": text})
     return _as_answer(row, path)
 
 
 @job_transaction
-async def edit(session: AsyncSession, job: str, annotation: int, text: str, *, who: str, now: float) -> Annotation:
+def edit(session: Session, job: str, annotation: int, text: str, *, who: str, now: float) -> Annotation:
     """Change the text of a note. The editor becomes its author.
 
     Raises:
@@ -74,24 +74,24 @@ async def edit(session: AsyncSession, job: str, annotation: int, text: str, *, w
         NotPossible: the script wrote it.
     """
     text = _text(text)
-    found = await find_job(session, job)
-    row = await _of_person(session, job, annotation)
+    found = find_job(session, job)
+    row = _of_person(session, job, annotation)
     if row.text != text:
         before = {"text": row.text, "who": row.who}
         row.text, row.who, row.written_at = text, who, now
-        await session.flush()
-        await _record(session, "edit", row, who=who, now=now, before=before, after={"text": text})
-    return _as_answer(row, await ancestry_of(session, found))
+        session.flush()
+        _record(session, "edit", row, who=who, now=now, before=before, after={"text": text})
+    return _as_answer(row, ancestry_of(session, found))
 
 
 @job_transaction
-async def delete(session: AsyncSession, job: str, annotation: int, *, who: str, now: float) -> None:
+def delete(session: Session, job: str, annotation: int, *, who: str, now: float) -> None:
     """Delete a note. Raises UnknownJob, UnknownAnnotation; NotPossible: the script wrote it."""
-    await find_job(session, job)
-    row = await _of_person(session, job, annotation)
-    await session.delete(row)
-    await session.flush()
-    await _record(session, "delete", row, who=who, now=now, before={"text": row.text, "who": row.who})
+    find_job(session, job)
+    row = _of_person(session, job, annotation)
+    session.delete(row)
+    session.flush()
+    _record(session, "delete", row, who=who, now=now, before={"text": row.text, "who": row.who})
 
 
 def _text(text: str) -> str:
@@ -106,15 +106,15 @@ def _text(text: str) -> str:
     return text
 
 
-async def _find(session: AsyncSession, job: str, annotation: int) -> models.AnnotationRecord:
-    row = await session.get(models.AnnotationRecord, annotation) if 0 <= annotation <= MAX_INTEGER else None
+def _find(session: Session, job: str, annotation: int) -> models.AnnotationRecord:
+    row = session.get(models.AnnotationRecord, annotation) if 0 <= annotation <= MAX_INTEGER else None
     if row is None or row.job != job:
         raise UnknownAnnotation(job, annotation)
     return row
 
 
-async def _of_person(session: AsyncSession, job: str, annotation: int) -> models.AnnotationRecord:
-    row = await _find(session, job, annotation)
+def _of_person(session: Session, job: str, annotation: int) -> models.AnnotationRecord:
+    row = _find(session, job, annotation)
     if row.who is None:
         raise NotPossible("the script wrote this annotation: only annotations of people can be changed")
     return row
@@ -124,8 +124,8 @@ def _as_answer(row: models.AnnotationRecord, path: Ancestry) -> Annotation:
     return answer_from(row, Annotation, abandoned=(row.iteration, row.lineage) not in path)
 
 
-async def _record(
-    session: AsyncSession,
+def _record(
+    session: Session,
     act: str,
     row: models.AnnotationRecord,
     *,
@@ -135,7 +135,7 @@ async def _record(
     after: audit.Facts | None = None,
 ) -> None:
     place = {"annotation": row.id, "iteration": row.iteration, "lineage": row.lineage}
-    await audit.record(
+    audit.record(
         session, who=who, action=f"annotation.{act}", now=now, job=row.job, before=before,
         after={**place, **(after or {})},
     )  # fmt: skip

@@ -119,9 +119,9 @@ def _preview_settings(
     return replace(settings, budget=settings.budget if chosen is None else chosen, every=interval)
 
 
-async def plan_job(view: JobView, what_if: WhatIf = AS_IT_IS) -> JobPlan:
+def plan_job(view: JobView, what_if: WhatIf = AS_IT_IS) -> JobPlan:
     row = view.job
-    seen = await failures_of(view.session, row)
+    seen = failures_of(view.session, row)
     paced = paced_of(row)
     profile = profile_of(paced)
     if profile is not None and not has_iteration_time(profile):

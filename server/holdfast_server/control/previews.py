@@ -6,7 +6,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from sqlalchemy import func, select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol.analyses import RestorePreview
 from holdfast_server import models
@@ -19,22 +19,22 @@ from holdfast_server.records.job_status import restore_mode, restore_mode_text, 
 RESTORES_LOOKED_AT = 5
 
 
-async def preview_restore(view: JobView, checkpoint: str) -> RestorePreview:
+def preview_restore(view: JobView, checkpoint: str) -> RestorePreview:
     """Preview what a restore would abandon, and how long it would take. Raises CheckpointNotFound."""
     session, row = view.session, view.job
-    target = await find(session, row, checkpoint)
-    attempt = await session.get(models.AttemptRecord, (view.name, row.uid))
-    here = await view.ancestry()
-    there = await view.ancestry(target.lineage)
+    target = find(session, row, checkpoint)
+    attempt = session.get(models.AttemptRecord, (view.name, row.uid))
+    here = view.ancestry()
+    there = view.ancestry(target.lineage)
     fork = here.fork(there, min(target.iteration, row.iteration))
     alive = status_of(row, attempt, now=view.now).alive
     mode = restore_mode(attempt, alive=alive)
-    waiting = await waiting_host(session, attempt, alive=alive)
-    estimate, rests_on = await _estimate(session, target)
+    waiting = waiting_host(session, attempt, alive=alive)
+    estimate, rests_on = _estimate(session, target)
     if mode == "relaunch":
         estimate, rests_on = _start(attempt)
-    seconds = await _seconds(session, row, here, fork)
-    trouble = await last_good.find(session, row, here)
+    seconds = _seconds(session, row, here, fork)
+    trouble = last_good.find(session, row, here)
     world_size = max(1, attempt.world_size) if attempt else 1
     return RestorePreview(
         checkpoint=as_row(target, here),
@@ -43,7 +43,7 @@ async def preview_restore(view: JobView, checkpoint: str) -> RestorePreview:
         iterations_abandoned=row.iteration - fork,
         seconds_abandoned=seconds,
         gpu_hours_abandoned=None if seconds is None else seconds * world_size / 3600,
-        points_abandoned=await _points(session, row, here, fork),
+        points_abandoned=_points(session, row, here, fork),
         attempt=attempt.attempt if attempt else row.attempt,
         host=attempt.host if attempt else "",
         world_size=world_size,
@@ -58,7 +58,7 @@ async def preview_restore(view: JobView, checkpoint: str) -> RestorePreview:
     )
 
 
-async def _seconds(session: AsyncSession, job: models.JobRecord, here: Ancestry, fork: int) -> float | None:
+def _seconds(session: Session, job: models.JobRecord, here: Ancestry, fork: int) -> float | None:
     """Return the duration of the iterations after `fork` that stand, of repeated ones the last time."""
     rows = models.ChunkRecord
     newest_first = ((rows.uid == job.uid).desc(), rows.attempt.desc(), rows.uid)
@@ -69,7 +69,7 @@ async def _seconds(session: AsyncSession, job: models.JobRecord, here: Ancestry,
     )
     ends = {lineage: min(end, job.iteration) for lineage, end in here.upto.items()}
     seconds, found = 0.0, False
-    for _, chunks in groupby(await session.execute(query), key=itemgetter(0)):
+    for _, chunks in groupby(session.execute(query), key=itemgetter(0)):
         begins = dict(ends)
         for _, lineage, first, last, spent in chunks:
             inside = min(last, ends[lineage]) - max(first, fork + 1) + 1
@@ -81,10 +81,10 @@ async def _seconds(session: AsyncSession, job: models.JobRecord, here: Ancestry,
     return seconds if found else None
 
 
-async def _points(session: AsyncSession, job: models.JobRecord, here: Ancestry, fork: int) -> int:
+def _points(session: Session, job: models.JobRecord, here: Ancestry, fork: int) -> int:
     rows = models.CheckpointRecord
     query = select(func.count()).where(rows.job == job.name, rows.state == DURABLE, rows.iteration > fork)
-    return await session.scalar(query.where(stands(here))) or 0
+    return session.scalar(query.where(stands(here))) or 0
 
 
 def _start(attempt: models.AttemptRecord | None) -> tuple[float | None, str]:
@@ -93,7 +93,7 @@ def _start(attempt: models.AttemptRecord | None) -> tuple[float | None, str]:
     return seconds, "" if seconds is None else "the start of this attempt, up to its first iteration"
 
 
-async def _estimate(session: AsyncSession, target: models.CheckpointRecord) -> tuple[float | None, str]:
+def _estimate(session: Session, target: models.CheckpointRecord) -> tuple[float | None, str]:
     """Estimate the duration of a restore from earlier ones, or from the writing of the checkpoint."""
     orders = models.RestoreOrderRecord
     query = (
@@ -102,7 +102,7 @@ async def _estimate(session: AsyncSession, target: models.CheckpointRecord) -> t
         .order_by(orders.created_at.desc())
         .limit(RESTORES_LOOKED_AT)
     )
-    earlier = [seconds for seconds in await session.scalars(query) if seconds is not None]
+    earlier = [seconds for seconds in session.scalars(query) if seconds is not None]
     if earlier:
         times = "the last restore" if len(earlier) == 1 else f"the last {len(earlier)} restores"
         return sum(earlier) / len(earlier), f"{times} of this job"

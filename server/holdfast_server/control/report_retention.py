@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import ColumnElement, Select, delete, exists, func, or_, select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol.analyses import ReportRetention, ReportRetentionChanges
 from holdfast.units import MAX_SECONDS
@@ -27,21 +27,21 @@ ROWS_AT_ONCE = 2000
 _REPORTS = (models.StallRecord, models.NoticeRecord, models.IntervalDecisionRecord, models.GapRecord)
 
 
-async def get_settings(db: Database, project: str) -> ReportRetention:
+def get_settings(db: Database, project: str) -> ReportRetention:
     """Return the settings and the stored size of a project. Raises UnknownProject."""
-    async with db.read() as session:
-        await require_project(session, project)
-        return await _settings(session, project)
+    with db.read() as session:
+        require_project(session, project)
+        return _settings(session, project)
 
 
-async def _settings(session: AsyncSession, project: str) -> ReportRetention:
-    row = await session.get(models.RetentionRecord, project)
-    return ReportRetention(project=project, stored_bytes=await _stored_bytes(session, project), **_fields(row))
+def _settings(session: Session, project: str) -> ReportRetention:
+    row = session.get(models.RetentionRecord, project)
+    return ReportRetention(project=project, stored_bytes=_stored_bytes(session, project), **_fields(row))
 
 
 @transaction
-async def change(
-    session: AsyncSession, project: str, changes: ReportRetentionChanges, *, who: str, now: float
+def change(
+    session: Session, project: str, changes: ReportRetentionChanges, *, who: str, now: float
 ) -> ReportRetention:
     """Change the given settings of a project; None: no limit.
 
@@ -55,8 +55,8 @@ async def change(
         if isinstance(value, float | int) and not least <= value <= most:
             reason = f"{name} is {value!s:.40}: give {least:g} to {most:g}, or null for no limit"
             raise InvalidSetting(name, reason)
-    await require_project(session, project)
-    row = await session.get(models.RetentionRecord, project)
+    require_project(session, project)
+    row = session.get(models.RetentionRecord, project)
     before = _fields(row)
     if row is None:
         row = models.RetentionRecord(project=project)
@@ -66,8 +66,8 @@ async def change(
         setattr(row, name, value)
     changed = {name: value for name, value in wanted.items() if value != before[name]}
     if changed:
-        await session.flush()
-        await audit.record(
+        session.flush()
+        audit.record(
             session,
             who=who,
             action="retention.edit",
@@ -76,7 +76,7 @@ async def change(
             before={name: before[name] for name in changed},
             after=changed,
         )
-    return await _settings(session, project)
+    return _settings(session, project)
 
 
 def _fields(row: models.RetentionRecord | None) -> dict[str, Any]:
@@ -84,53 +84,53 @@ def _fields(row: models.RetentionRecord | None) -> dict[str, Any]:
     return {name: None if row is None else getattr(row, name) for name in names}
 
 
-async def _stored_bytes(session: AsyncSession, project: str) -> int:
+def _stored_bytes(session: Session, project: str) -> int:
     all_series = models.SampleSeriesRecord
     query = select(func.sum(all_series.chunk_bytes)).join(
         models.JobRecord, models.JobRecord.name == all_series.job
     )
-    return int(await session.scalar(query.where(models.JobRecord.project == project)) or 0)
+    return int(session.scalar(query.where(models.JobRecord.project == project)) or 0)
 
 
-async def apply_all(db: Database, now: float) -> None:
+def apply_all(db: Database, now: float) -> None:
     """Apply the settings of all projects, in small transactions so that reports do not wait."""
-    async with db.read() as session:
-        rows = list(await session.scalars(select(models.RetentionRecord)))
+    with db.read() as session:
+        rows = list(session.scalars(select(models.RetentionRecord)))
     for row in rows:
         if row.samples_seconds is not None:
-            await _thin_by_age(db, row.project, now - row.samples_seconds)
+            _thin_by_age(db, row.project, now - row.samples_seconds)
         if row.samples_bytes is not None:
-            await _thin_by_size(db, row.project, row.samples_bytes)
+            _thin_by_size(db, row.project, row.samples_bytes)
         if row.fine_seconds is not None:
-            await _coarsen(db, row.project, now - row.fine_seconds)
+            _coarsen(db, row.project, now - row.fine_seconds)
         if row.reports_seconds is not None:
-            await _delete_reports(db, row.project, now - row.reports_seconds)
+            _delete_reports(db, row.project, now - row.reports_seconds)
 
 
-async def _thin_by_age(db: Database, project: str, before: float) -> None:
+def _thin_by_age(db: Database, project: str, before: float) -> None:
     """Downsample old samples. A read finds them first: usually there are none, and no write is needed."""
     old = (models.SampleSeriesRecord.chunks > 0, compaction.first_ended_at() < before)
-    for series in await _series_of(db, project, *old):
-        async with db.read() as session:
-            upto = await compaction.first_since(session, series, before)
+    for series in _series_of(db, project, *old):
+        with db.read() as session:
+            upto = compaction.first_since(session, series, before)
         if compaction.begin_of(series, upto) > series.chunks_from:
-            await db.write(partial(compaction.thin_upto, series_id=series.id, iteration=upto), job=series.job)
+            db.write(partial(compaction.thin_upto, series_id=series.id, iteration=upto), job=series.job)
 
 
-async def _thin_by_size(db: Database, project: str, limit_bytes: int) -> None:
+def _thin_by_size(db: Database, project: str, limit_bytes: int) -> None:
     """Downsample until a project fits its limit, the series that ended first and then the beginning of one."""
-    all_series = await _series_of(db, project)
+    all_series = _series_of(db, project)
     excess = sum(series.chunk_bytes for series in all_series) - limit_bytes
     for series in all_series:
         if excess <= 0:
             return
         if series.chunks:
-            upto = await _upto(db, series, excess)
-            await db.write(partial(compaction.thin_upto, series_id=series.id, iteration=upto), job=series.job)
+            upto = _upto(db, series, excess)
+            db.write(partial(compaction.thin_upto, series_id=series.id, iteration=upto), job=series.job)
         excess -= series.chunk_bytes
 
 
-async def _upto(db: Database, series: models.SampleSeriesRecord, excess_bytes: int) -> int:
+def _upto(db: Database, series: models.SampleSeriesRecord, excess_bytes: int) -> int:
     """Return up to which iteration to remove the chunks of a series to free so many bytes."""
     if series.chunk_bytes <= excess_bytes:
         return series.last_iteration + 1
@@ -140,24 +140,24 @@ async def _upto(db: Database, series: models.SampleSeriesRecord, excess_bytes: i
         .where(*compaction.chunks_of(series))
         .order_by(rows.first_iteration)
     )
-    async with db.read() as session:
-        for last, size in await session.execute(query):
+    with db.read() as session:
+        for last, size in session.execute(query):
             excess_bytes -= size
             if excess_bytes <= 0:
                 return int(last) + compaction.WIDTH
     return series.last_iteration + 1
 
 
-async def _coarsen(db: Database, project: str, before: float) -> None:
+def _coarsen(db: Database, project: str, before: float) -> None:
     thinned = models.SampleSeriesRecord.chunks_from > models.SampleSeriesRecord.finest_from
-    for series in await _series_of(db, project, thinned):
-        async with db.read() as session:
-            begin = await compaction.fine_since(session, series, before)
+    for series in _series_of(db, project, thinned):
+        with db.read() as session:
+            begin = compaction.fine_since(session, series, before)
         if begin > series.finest_from:
-            await db.write(partial(compaction.coarsen_upto, series_id=series.id, begin=begin), job=series.job)
+            db.write(partial(compaction.coarsen_upto, series_id=series.id, begin=begin), job=series.job)
 
 
-async def _series_of(db: Database, project: str, *those: ColumnElement[bool]) -> list[models.SampleSeriesRecord]:
+def _series_of(db: Database, project: str, *those: ColumnElement[bool]) -> list[models.SampleSeriesRecord]:
     """Return the series of a project, those that ended first in front."""
     rows = models.SampleSeriesRecord
     query = (
@@ -165,31 +165,29 @@ async def _series_of(db: Database, project: str, *those: ColumnElement[bool]) ->
         .join(models.JobRecord, models.JobRecord.name == rows.job)
         .where(models.JobRecord.project == project, *those)
     )
-    async with db.read() as session:
-        return list(await session.scalars(query.order_by(rows.last_at, rows.id)))
+    with db.read() as session:
+        return list(session.scalars(query.order_by(rows.last_at, rows.id)))
 
 
-async def _delete_reports(db: Database, project: str, before: float) -> None:
-    async with db.read() as session:
-        jobs = list(
-            await session.scalars(select(models.JobRecord.name).where(models.JobRecord.project == project))
-        )
+def _delete_reports(db: Database, project: str, before: float) -> None:
+    with db.read() as session:
+        jobs = list(session.scalars(select(models.JobRecord.name).where(models.JobRecord.project == project)))
     for job in jobs:
         for rows in _REPORTS:
             table = models.table(rows)
-            await _delete(db, rows, select(table.c.id).where(table.c.job == job, table.c.at < before), job=job)
+            _delete(db, rows, select(table.c.id).where(table.c.job == job, table.c.at < before), job=job)
         notes = models.AnnotationRecord  # those of people stay as long as the job
         by_script = select(notes.id).where(notes.job == job, notes.who.is_(None), notes.written_at < before)
-        await _delete(db, notes, by_script, job=job)
-        await db.write(partial(rank_totals.delete_old, job=job, before=before), job=job)
-    await _delete_alerts(db, project, before)
+        _delete(db, notes, by_script, job=job)
+        db.write(partial(rank_totals.delete_old, job=job, before=before), job=job)
+    _delete_alerts(db, project, before)
 
 
-async def _delete_alerts(db: Database, project: str, before: float) -> None:
+def _delete_alerts(db: Database, project: str, before: float) -> None:
     """Delete old deliveries, then old alerts without any; firing and silenced alerts stay."""
     alerts, deliveries = models.AlertRecord, models.AlertDeliveryRecord
     channels = select(models.AlertChannelRecord.id).where(models.AlertChannelRecord.project == project)
-    await _delete(
+    _delete(
         db, deliveries, select(deliveries.id).where(deliveries.channel.in_(channels), deliveries.ended_at < before)
     )
     over = (
@@ -198,18 +196,18 @@ async def _delete_alerts(db: Database, project: str, before: float) -> None:
         .where(or_(alerts.silenced_until.is_(None), alerts.silenced_until < before))
         .where(~exists().where(deliveries.alert == alerts.id))
     )
-    await _delete(db, alerts, over)
+    _delete(db, alerts, over)
 
 
-async def _delete(db: Database, rows: type[models.Base], old: Select[int], *, job: str | None = None) -> None:
+def _delete(db: Database, rows: type[models.Base], old: Select[int], *, job: str | None = None) -> None:
     """Delete the rows whose ids `old` selects, some at a time."""
     table = models.table(rows)
 
-    async def work(session: AsyncSession) -> int:
-        ids = list(await session.scalars(old.limit(ROWS_AT_ONCE)))
+    def work(session: Session) -> int:
+        ids = list(session.scalars(old.limit(ROWS_AT_ONCE)))
         if ids:
-            await session.execute(delete(rows).where(table.c.id.in_(ids)), execution_options=compaction.QUIETLY)
+            session.execute(delete(rows).where(table.c.id.in_(ids)), execution_options=compaction.QUIETLY)
         return len(ids)
 
-    while await db.write(work, job=job) == ROWS_AT_ONCE:
+    while db.write(work, job=job) == ROWS_AT_ONCE:
         pass

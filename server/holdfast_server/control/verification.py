@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol.jobs import ScrubReport, Tensors, Verification
 from holdfast_server.db import job_transaction
@@ -11,8 +11,8 @@ from holdfast_server.records import audit, checkpoints, verifications
 
 
 @job_transaction
-async def verify(
-    session: AsyncSession, job: str, checkpoint: str, *, against: str | None = None, who: str, now: float
+def verify(
+    session: Session, job: str, checkpoint: str, *, against: str | None = None, who: str, now: float
 ) -> Verification:
     """Request that an agent verifies a checkpoint by reading it back; an open request is reused.
 
@@ -25,51 +25,47 @@ async def verify(
         CheckpointNotFound: with the nearest earlier one.
         NotPossible: it is not in the store, or the job has as many open requests as it may.
     """
-    row = await find_job(session, job)
-    found = await checkpoints.named(session, row, checkpoint)
-    other = await checkpoints.named(session, row, against) if against else None
-    if await verifications.request(session, row, found, against=other, who=who, now=now):
+    row = find_job(session, job)
+    found = checkpoints.named(session, row, checkpoint)
+    other = checkpoints.named(session, row, against) if against else None
+    if verifications.request(session, row, found, against=other, who=who, now=now):
         about = {"checkpoint": found.id} | ({"against": other.id} if other else {})
-        await audit.record(
+        audit.record(
             session, who=who, action="checkpoint.verify", now=now, job=job, project=row.project, after=about
         )
-    return await verifications.find(session, job, found.id)
+    return verifications.find(session, job, found.id)
 
 
 @job_transaction
-async def cancel_verification(
-    session: AsyncSession, job: str, checkpoint: str, *, who: str, now: float
-) -> Verification:
+def cancel_verification(session: Session, job: str, checkpoint: str, *, who: str, now: float) -> Verification:
     """Cancel the open request, if there is one. Raises as `verify` does."""
-    row = await find_job(session, job)
-    found = await checkpoints.named(session, row, checkpoint)
-    if await verifications.cancel(session, row, found.id, who=who, now=now):
-        await audit.record(
+    row = find_job(session, job)
+    found = checkpoints.named(session, row, checkpoint)
+    if verifications.cancel(session, row, found.id, who=who, now=now):
+        audit.record(
             session, who=who, action="checkpoint.verify_cancel", now=now, job=job, project=row.project,
             after={"checkpoint": found.id},
         )  # fmt: skip
-    return await verifications.find(session, job, found.id)
+    return verifications.find(session, job, found.id)
 
 
 @job_transaction
-async def record_scrub(
-    session: AsyncSession, job: str, checkpoint: str, report: ScrubReport, *, now: float
-) -> Verification:
+def record_scrub(session: Session, job: str, checkpoint: str, report: ScrubReport, *, now: float) -> Verification:
     """Record what a scrub of the job's store found in a checkpoint. Raises as `verification` does."""
-    row = await find_job(session, job)
-    found = await checkpoints.named(session, row, checkpoint)
-    await verifications.record_scrub(session, found, report, now=now)
-    return await verifications.find(session, job, found.id)
+    row = find_job(session, job)
+    found = checkpoints.named(session, row, checkpoint)
+    verifications.record_scrub(session, found, report, now=now)
+    return verifications.find(session, job, found.id)
 
 
-async def verification(view: JobView, checkpoint: str) -> Verification:
+def verification(view: JobView, checkpoint: str) -> Verification:
     """Return the verification of a checkpoint. Raises CheckpointNotFound and InvalidSetting."""
-    found = await checkpoints.named(view.session, view.job, checkpoint)
-    return await verifications.find(view.session, view.name, found.id)
+    found = checkpoints.named(view.session, view.job, checkpoint)
+    return verifications.find(view.session, view.name, found.id)
 
 
-async def tensors(view: JobView, checkpoint: str, other: str | None = None) -> Tensors:
+def tensors(view: JobView, checkpoint: str, other: str | None = None) -> Tensors:
     """Return the norms of a checkpoint's tensors, compared with another's. Raises as `verification` does."""
-    here = (await checkpoints.named(view.session, view.job, checkpoint)).id
-    there = (await checkpoints.named(view.session, view.job, other)).id if other else None
-    return await verifications.tensors(view.session, view.name, here, there)
+    here = checkpoints.named(view.session, view.job, checkpoint).id
+    there = checkpoints.named(view.session, view.job, other).id if other else None
+    return verifications.tensors(view.session, view.name, here, there)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
+from threading import Lock, get_ident
 from weakref import WeakSet
 
 
@@ -21,6 +23,8 @@ class Subscription:
         """Whether new samples count as a change."""
         self._changed = False
         self._wake = asyncio.Event()
+        self._loop, self._thread = asyncio.get_running_loop(), get_ident()
+        self._is_woken = False
 
     async def wait(self, timeout_seconds: float) -> bool:
         """Wait for a change; return whether there was one within the time or since the last wait."""
@@ -44,17 +48,34 @@ class Subscription:
         self.close()
 
     def _publish(self) -> None:
+        """Tell the reader's event loop, once for all changes until it has seen them."""
+        if self._changed or self._is_woken:
+            return
+        if get_ident() == self._thread:
+            self._note()
+            return
+        self._is_woken = True
+        with suppress(RuntimeError):  # the loop has ended, and nobody waits
+            self._loop.call_soon_threadsafe(self._note)
+
+    def _note(self) -> None:
+        self._is_woken = False
         self._changed = True
         self._wake.set()
 
 
 class ChangeBus:
-    """Publishes changes within one process; `db.relay` connects the buses of several server instances."""
+    """Publishes changes within one process; `db.relay` connects the buses of several server instances.
+
+    Any thread publishes, and the event loop subscribes and waits.
+    """
 
     def __init__(self) -> None:
         self._subscriptions: dict[str | None, WeakSet[Subscription]] = {}
         """Subscriptions by job: thousands of agents each wait for one job, and each reports every second."""
         self._counts: Counter[str | None] = Counter()
+        self._lock = Lock()
+        """Held while subscriptions or counts change."""
         self.closed = False
 
     def count(self, job: str) -> int:
@@ -70,42 +91,51 @@ class ChangeBus:
         subscription = Subscription(self, job, samples=samples)
         if self.closed:
             subscription._wake.set()
-        self._subscriptions.setdefault(job, WeakSet()).add(subscription)
+        with self._lock:
+            self._subscriptions.setdefault(job, WeakSet()).add(subscription)
         return subscription
 
     def publish(self, job: str, *, samples_only: bool = False) -> None:
-        self._counts[job] += 1
-        for listened in (job, None):
-            for subscription in list(self._subscriptions.get(listened, ())):
-                if subscription.samples or not samples_only:
-                    subscription._publish()
+        with self._lock:
+            self._counts[job] += 1
+            heard = [one for listened in (job, None) for one in self._subscriptions.get(listened, ())]
+        _notify(heard, samples_only=samples_only)
 
     def publish_all(self, *, samples_only: bool = False) -> None:
         """Publish that any job, or with `samples_only` the samples of any job, may have changed."""
-        self._counts[None] += 1
-        for subscription in self._all():
-            if subscription.samples or not samples_only:
-                subscription._publish()
+        with self._lock:
+            self._counts[None] += 1
+        _notify(self._all(), samples_only=samples_only)
 
     def listened(self) -> set[str]:
         """Return the jobs with a subscription."""
-        return {job for job in self._subscriptions if job is not None}
+        with self._lock:
+            return {job for job in self._subscriptions if job is not None}
 
     def close(self) -> None:
         """End all subscriptions, so that a stopping server does not wait for open streams."""
         self.closed = True
         for subscription in self._all():
-            subscription._wake.set()
+            with suppress(RuntimeError):  # its loop has ended
+                subscription._loop.call_soon_threadsafe(subscription._wake.set)
 
     def __len__(self) -> int:
         return len(self._all())
 
     def _all(self) -> list[Subscription]:
-        return [subscription for listeners in self._subscriptions.values() for subscription in listeners]
+        with self._lock:
+            return [subscription for listeners in self._subscriptions.values() for subscription in listeners]
 
     def _forget(self, subscription: Subscription) -> None:
-        listeners = self._subscriptions.get(subscription._job)
-        if listeners is not None:
-            listeners.discard(subscription)
-            if not listeners:
-                del self._subscriptions[subscription._job]
+        with self._lock:
+            listeners = self._subscriptions.get(subscription._job)
+            if listeners is not None:
+                listeners.discard(subscription)
+                if not listeners:
+                    del self._subscriptions[subscription._job]
+
+
+def _notify(subscriptions: list[Subscription], *, samples_only: bool) -> None:
+    for subscription in subscriptions:
+        if subscription.samples or not samples_only:
+            subscription._publish()

@@ -36,7 +36,7 @@ def set_up(form: Format, level: Level, stream: TextIO | None = None) -> None:
         logger.propagate = True
     if level != "debug":
         # these log each statement and each request
-        for name in ("sqlalchemy", "alembic", "aiosqlite", "asyncio", "httpx2", "httpcore2"):
+        for name in ("sqlalchemy", "alembic", "asyncio", "httpx2", "httpcore2"):
             logging.getLogger(name).setLevel(logging.WARNING)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import random
 import re
-import uuid
 from contextvars import ContextVar
 
 HEADER = "X-Request-ID"
@@ -20,6 +20,7 @@ def request_id() -> str:
 
 def begin(given: str) -> str:
     """Set the id of the current task's request: the one that a proxy gave, or a new one."""
-    name = given if _SANE.fullmatch(given) else uuid.uuid4().hex
+    # no secret, and the system's random numbers would make the event loop wait for another thread
+    name = given if _SANE.fullmatch(given) else f"{random.getrandbits(128):032x}"
     current.set(name)
     return name

@@ -77,7 +77,7 @@ def is_loopback(host: str) -> bool:
 def database_url(database: str) -> URL:
     """Return the SQLAlchemy URL for the value of `--db`. Raises ValueError."""
     if "://" not in database:
-        return URL.create("sqlite+aiosqlite", database=str(Path(database).expanduser().absolute()))
+        return URL.create("sqlite", database=str(Path(database).expanduser().absolute()))
     try:
         url = make_url(database.replace("postgres://", "postgresql://", 1))
     except (ArgumentError, ValueError):  # their messages may contain the password
@@ -88,11 +88,11 @@ def database_url(database: str) -> URL:
         case "postgresql":
             if not url.database:
                 raise ValueError(f"database {url}: the name is missing; write postgresql://USER@HOST/NAME")
-            return url.set(drivername="postgresql+asyncpg")
+            return url.set(drivername="postgresql+psycopg")
         case "sqlite":
             if not url.database or url.database == ":memory:":
                 raise ValueError(f"database {url}: an in-memory database loses acknowledged reports")
-            return url.set(drivername="sqlite+aiosqlite")
+            return url.set(drivername="sqlite")
     raise ValueError(f"database {url}: Holdfast supports PostgreSQL URLs and paths of SQLite files")
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+from inspect import iscoroutinefunction
 
-from holdfast_server.db import Database, DatabaseUnavailable
+from holdfast_server.db import Database, DatabaseClosed, DatabaseUnavailable
 
 FIRST_AFTER_SECONDS = 5.0
 """Delay of the first run: a server that has just started first serves the agents that wait for it."""
@@ -31,15 +33,16 @@ class BackgroundJob:
 
     name: str
     every_seconds: float
-    run: Callable[[Database, float], Awaitable[object]]
-    """Function of the database and the time."""
+    run: Callable[[Database, float], object]
+    """Function of the database and the time. It runs in a thread, or if it is a coroutine function, in the event
+    loop."""
 
 
 @asynccontextmanager
 async def background_jobs_running(
     jobs: Iterable[BackgroundJob], db: Database, clock: Clock
 ) -> AsyncIterator[None]:
-    """Run the jobs while the context is open; leaving it cancels a job in progress."""
+    """Run the jobs while the context is open. Later, one in a thread ends at its next use of the database."""
     tasks = [asyncio.create_task(_run_periodically(job, db, clock), name=f"holdfast {job.name}") for job in jobs]
     try:
         yield
@@ -52,10 +55,13 @@ async def background_jobs_running(
 async def run_once(job: BackgroundJob, db: Database, clock: Clock) -> bool:
     """Run a job once if this instance leads; return whether it ran."""
     try:
-        if not await db.leads():
+        if not await db.ask("background", db.leads):
             return False
-        await job.run(db, clock())
-    except DatabaseUnavailable as error:
+        if iscoroutinefunction(job.run):
+            await job.run(db, clock())
+        else:
+            await db.ask("background", partial(job.run, db, clock()))
+    except (DatabaseClosed, DatabaseUnavailable) as error:
         logger.warning("skipped background job %s: %s", job.name, error)
         return False
     except Exception:  # keep the job alive: it may raise anything, and runs again later

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotDone
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from threading import Condition, Lock
+from typing import Concatenate, ParamSpec
 
-import anyio
 from sqlalchemy import text
-from sqlalchemy.engine import URL
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.engine import URL, Engine
+from sqlalchemy.orm import Session
 
 from holdfast_migrations import DriverMissing, Upgraded
 from holdfast_server.core.bus import ChangeBus
 from holdfast_server.core.settings import database_url
+from holdfast_server.db.request_threads import CONNECTIONS, RequestClass, RequestThreads
 from holdfast_server.db.sqlite import SqliteBackend
 from holdfast_server.db.statements import DatabaseBusy, DatabaseClosed, DatabaseUnavailable, require_writable
 from holdfast_server.db.units import DatabaseBackend, T, Work, WriteUnit
@@ -34,8 +37,8 @@ logger = logging.getLogger(__name__)
 class Database:
     """Read sessions and write transactions; writes about the same job run one after the other.
 
-    `prepare()` migrates the tables and locks a SQLite file for this process. `open()` and `close()` belong to the
-    event loop.
+    `prepare()` migrates the tables and locks a SQLite file for this process. All methods block, except `submit`,
+    and `ask` and `stored` for the event loop.
 
     Raises:
         DriverMissing: the URL names PostgreSQL, and its driver is not installed.
@@ -45,8 +48,12 @@ class Database:
         self.url: URL = database_url(database)
         self.changes = ChangeBus() if changes is None else changes
         self._backend = _backend(self.url, self.changes)
-        self._reader: AsyncEngine | None = None
-        self._reading: set[asyncio.Future[None]] = set()
+        self._reader: Engine | None = None
+        self._reading = 0
+        self._read_ended = Condition()
+        self._threads = RequestThreads()
+        self._submitting = Lock()
+        """Held while `_open` changes: no write is submitted once the database closes."""
         self._open = False
         self._asked_whether_ready: asyncio.Task[None] | None = None
 
@@ -86,66 +93,62 @@ class Database:
         """Unlock the file for other servers."""
         self._backend.release()
 
-    async def open(self) -> None:
-        self._reader = await self._backend.open(self._settled)
+    def open(self) -> None:
+        self._threads = RequestThreads()
+        self._reader = self._backend.open(self._settled, readers=CONNECTIONS)
         self._open = True
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Refuse new writes, store the waiting ones, and close."""
-        self._open = False
-        await self._backend.close()
-        await self._end_of_reads()
-        if self._reader is not None:
-            await self._reader.dispose()
-        self._reader = None
+        with self._submitting:
+            self._open = False
+        self._backend.close()
+        reader, self._reader = self._reader, None
+        self._threads.close()
+        with self._read_ended:
+            if not self._read_ended.wait_for(lambda: self._reading == 0, READS_END_SECONDS):
+                logger.warning("%d reads were still in progress when the database was closed", self._reading)
+        if reader is not None:
+            reader.dispose()
 
-    async def _end_of_reads(self) -> None:
-        """Wait for reads in progress, whose connections must be returned before the event loop ends."""
-        try:
-            async with asyncio.timeout(READS_END_SECONDS):
-                while self._reading:
-                    await asyncio.wait(self._reading)
-        except TimeoutError:
-            logger.warning("%d reads were still in progress when the database was closed", len(self._reading))
+    async def ask(self, name: RequestClass, work: Callable[[], T]) -> T:
+        """Run a function in a thread of a class of requests. The event loop must not wait for the database."""
+        if not self._open:
+            raise DatabaseClosed("the server is stopping")
+        return await self._threads.run(name, work)
 
-    @asynccontextmanager
-    async def read(self) -> AsyncIterator[AsyncSession]:
-        """Open a read session with one consistent view; keep it short. No task group cancels what is inside.
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """Open a read session with one consistent view; keep it short.
 
         Raises:
             DatabaseUnavailable: the database does not answer.
         """
-        if self._reader is None:
+        reader = self._reader
+        if reader is None:
             raise DatabaseClosed("the database is not open")
-        session = AsyncSession(self._reader, expire_on_commit=False)
-        done = asyncio.get_running_loop().create_future()
-        self._reading.add(done)
+        with self._read_ended:
+            self._reading += 1
         try:
-            # the task group of a stream whose client has gone would also cancel the rollback, again and again,
-            # so that SQLAlchemy gives up the connection without closing it
-            with anyio.CancelScope(shield=True):
+            with Session(reader, expire_on_commit=False) as session:
                 yield session
         except Exception as error:  # of any type of the driver
             if self._backend.unavailable(error):
                 raise DatabaseUnavailable(f"the database does not answer: {error}") from error
             raise
         finally:
-            # Return the connection to the pool even if the reader is cancelled.
-            closing = asyncio.create_task(session.close(), name="holdfast database reader's end")
-            self._reading.add(closing)
-            closing.add_done_callback(self._reading.discard)
-            self._reading.discard(done)
-            done.set_result(None)
-            await asyncio.shield(closing)
+            with self._read_ended:
+                self._reading -= 1
+                self._read_ended.notify_all()
 
-    async def write(
+    def write(
         self, work: Work[T], *, job: str | None = None, at_once: bool = False, samples_only: bool = False
     ) -> T:
         """Run `work` in a transaction, and return its result when that is on disk.
 
         An exception of `work` rolls back its own changes only. After a rollback by the database, such as for a
-        deadlock, `work` runs again. It may run in another thread: it must await only its session, and have no
-        other side effects.
+        deadlock, `work` runs again. It runs in another thread: it must use only its session, and have no other
+        side effects.
 
         Args:
             work: function of the session.
@@ -159,14 +162,31 @@ class Database:
             DatabaseUnavailable: the database does not answer, or the connection was lost; the changes may be
             stored.
         """
-        if not self._open:
-            raise DatabaseClosed("the server is stopping")
+        return self.submit(work, job=job, at_once=at_once, samples_only=samples_only).result()
+
+    def submit(
+        self, work: Work[T], *, job: str | None = None, at_once: bool = False, samples_only: bool = False
+    ) -> Future[T]:
+        """Begin what `write` does, and do not wait for it: units that wait together share a commit."""
+        done = Future[T]()
+        self._submit(WriteUnit(work, job, at_once, samples_only, done=done))
+        return done
+
+    async def stored(
+        self, work: Work[T], *, job: str | None = None, at_once: bool = False, samples_only: bool = False
+    ) -> T:
+        """Wait for what `write` does, without a thread."""
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._submit(WriteUnit(work, job, at_once, samples_only, done=done))
+        return await done
+
+    def _submit(self, unit: WriteUnit) -> None:
         if self._backend.waiting >= WAITING_UNITS:
             raise DatabaseBusy(f"{WAITING_UNITS} writes wait for the database")
-        unit = WriteUnit(work, job, at_once, samples_only)
-        self._backend.submit(unit)
-        result: T = await unit.done
-        return result
+        with self._submitting:
+            if not self._open:
+                raise DatabaseClosed("the server is stopping")
+            self._backend.submit(unit)
 
     @property
     def pressure(self) -> float:
@@ -174,60 +194,71 @@ class Database:
         return self._backend.waiting / WAITING_UNITS
 
     def _settled(self, units: list[WriteUnit]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[WriteUnit]] = {}
         for unit in units:
             if unit.error is None and unit.job is not None:
                 self.changes.publish(unit.job, samples_only=unit.samples_only)
-            unit.settle()
+            if isinstance(unit.done, asyncio.Future):
+                by_loop.setdefault(unit.done.get_loop(), []).append(unit)
+            else:
+                unit.settle()
+        for loop, some in by_loop.items():
+            with suppress(RuntimeError):  # the loop has ended, and nobody waits
+                loop.call_soon_threadsafe(_settle, some)
 
     @property
     def writes_waiting(self) -> int:
         return self._backend.waiting
 
-    async def leads(self) -> bool:
+    def leads(self) -> bool:
         """Return whether this instance runs the background jobs: one at a time does."""
-        return await self._backend.leads()
+        return self._backend.leads()
 
     async def ready(self) -> None:
         """Raise unless the database can be read and written; concurrent calls share one check."""
         if self._asked_whether_ready is None or self._asked_whether_ready.done():
-            self._asked_whether_ready = asyncio.create_task(self._ready(), name="holdfast database readiness")
+            checking = self.ask("answers", self.check)
+            self._asked_whether_ready = asyncio.create_task(checking, name="holdfast database readiness")
         await asyncio.shield(self._asked_whether_ready)
 
-    async def _ready(self) -> None:
+    def check(self) -> None:
+        """Raise unless the database can be read and written."""
         if not self._open or not self._backend.writing:
             raise DatabaseClosed("the writer has stopped")
-        async with self.read() as session:
-            await session.execute(text("SELECT version_num FROM alembic_version"))
+        with self.read() as session:
+            session.execute(text("SELECT version_num FROM alembic_version"))
         # A server with many waiting writes is ready: another instance would not store them sooner.
         with suppress(DatabaseBusy):
             try:
-                async with asyncio.timeout(READY_SECONDS):
-                    await self.write(require_writable)
-            except TimeoutError:
+                self.submit(require_writable).result(READY_SECONDS)
+            except NotDone:
                 reason = f"a write waited for more than {READY_SECONDS:g} s"
                 raise DatabaseUnavailable(reason) from None
 
 
-def transaction(
-    work: Callable[Concatenate[AsyncSession, P], Awaitable[T]],
-) -> Callable[Concatenate[Database, P], Coroutine[Any, Any, T]]:
+def _settle(units: list[WriteUnit]) -> None:
+    for unit in units:
+        unit.settle()
+
+
+def transaction(work: Callable[Concatenate[Session, P], T]) -> Callable[Concatenate[Database, P], T]:
     """Run a function of a session in a transaction; callers pass the database. `Database.write` has the rules."""
 
     @wraps(work)
-    async def run(db: Database, /, *args: P.args, **named: P.kwargs) -> T:
-        return await db.write(lambda session: work(session, *args, **named))
+    def run(db: Database, /, *args: P.args, **named: P.kwargs) -> T:
+        return db.write(lambda session: work(session, *args, **named))
 
     return run
 
 
 def job_transaction(
-    work: Callable[Concatenate[AsyncSession, str, P], Awaitable[T]],
-) -> Callable[Concatenate[Database, str, P], Coroutine[Any, Any, T]]:
+    work: Callable[Concatenate[Session, str, P], T],
+) -> Callable[Concatenate[Database, str, P], T]:
     """Run a change of a job, whose name is the second argument, as `transaction` does, and notify at once."""
 
     @wraps(work)
-    async def run(db: Database, job: str, /, *args: P.args, **named: P.kwargs) -> T:
-        return await db.write(lambda session: work(session, job, *args, **named), job=job, at_once=True)
+    def run(db: Database, job: str, /, *args: P.args, **named: P.kwargs) -> T:
+        return db.write(lambda session: work(session, job, *args, **named), job=job, at_once=True)
 
     return run
 

@@ -7,20 +7,23 @@ writer. SERIALIZABLE would need no lock, but would repeat the reports of a job's
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from threading import Condition, Lock
 
-import asyncpg
-from sqlalchemy import func, select, text
-from sqlalchemy.engine import URL
+import psycopg
+from sqlalchemy import create_engine, event, func, select, text
+from sqlalchemy.engine import URL, Connection, Engine
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionLeft
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
-from sqlalchemy.pool import NullPool
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from holdfast_migrations import Upgraded, upgrade
 from holdfast_server.core.bus import ChangeBus
@@ -28,14 +31,19 @@ from holdfast_server.db.relay import ChangeRelay
 from holdfast_server.db.statements import DatabaseUnavailable, job_key, lock_key
 from holdfast_server.db.units import GROUP_UNITS, WriteUnit, run_unit
 
-READERS = 8
 WRITERS = 8
 """Number of jobs whose units run at the same time."""
-CONNECT_SECONDS = 5.0
-COMMAND_SECONDS = 40.0
-"""Timeout of a command for a server that has gone; the server's own limits, below, are shorter."""
-SESSION_SETTINGS = {
+CONNECT_SECONDS = 5
+CONNECTION_OPTIONS = {
     "application_name": "holdfast",
+    "connect_timeout": CONNECT_SECONDS,
+    "keepalives_idle": 20,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 40_000,
+}
+"""Of libpq. A server that has gone is given up after 40 seconds; its own limits, below, are shorter."""
+SESSION_SETTINGS = {
     "jit": "off",  # compilation takes longer than any of our queries
     "statement_timeout": "30s",
     "lock_timeout": "10s",
@@ -51,7 +59,8 @@ _OUT_OF_REACH = ("08", "28", "3D", "53", "57P")
 _OUT_OF_PATIENCE = ("55P03", "57014")
 """States of timeouts of locks and statements."""
 _STALE_PLAN = "0A000"
-"""State after another instance migrated the tables; the driver prepares the statement again."""
+"""State of a prepared statement after another instance migrated the tables. A rollback makes the driver prepare it
+again."""
 
 logger = logging.getLogger(__name__)
 
@@ -61,14 +70,15 @@ class PostgresBackend:
         self.url = url
         self.place = url.set(drivername="postgresql").render_as_string(hide_password=True)
         self._relay = ChangeRelay(lambda: connect(url), changes)
-        self._writer: AsyncEngine | None = None
+        self._writer: Engine | None = None
         self._settled: Callable[[list[WriteUnit]], None] = lambda _: None
         self._lanes: dict[str | None, deque[WriteUnit]] = {}
-        self._slots = asyncio.Semaphore(WRITERS)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._listening: asyncio.Task[None] | None = None
-        self._leading: AsyncConnection | None = None
-        self._asking = asyncio.Lock()
+        """Waiting units by job. A lane exists until its units are stored."""
+        self._lane_ended = Condition()
+        """Held while lanes change."""
+        self._threads = ThreadPoolExecutor(WRITERS, "holdfast-writer")
+        self._leading: Connection | None = None
+        self._asking = Lock()
         """Lock that lets one background job at a time ask whether this instance leads, with one connection."""
 
     def prepare(self) -> Upgraded:
@@ -77,33 +87,30 @@ class PostgresBackend:
     def release(self) -> None:
         """Do nothing: any number of servers may use the database."""
 
-    async def open(self, settled: Callable[[list[WriteUnit]], None]) -> AsyncEngine:
+    def open(self, settled: Callable[[list[WriteUnit]], None], *, readers: int) -> Engine:
         self._settled = settled
-        self._lanes, self._slots, self._asking = {}, asyncio.Semaphore(WRITERS), asyncio.Lock()
+        self._threads = ThreadPoolExecutor(WRITERS, "holdfast-writer")
         # A unit that gets a lost connection detects this and runs again.
         self._writer = _engine(self.url, pool_size=WRITERS, isolation_level="READ COMMITTED")
-        self._listening = asyncio.create_task(self._relay.run(), name="holdfast database listener")
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CONNECT_SECONDS):
-                await self._relay.listening.wait()
-        readers = _engine(self.url, pool_size=READERS, isolation_level="REPEATABLE READ", pool_pre_ping=True)
-        return readers.execution_options(postgresql_readonly=True)
+        self._relay.open(CONNECT_SECONDS)
+        engine = _engine(self.url, pool_size=readers, isolation_level="REPEATABLE READ", pool_pre_ping=True)
+        return engine.execution_options(postgresql_readonly=True)
 
-    async def close(self) -> None:
-        while self._tasks:
-            await asyncio.wait(self._tasks)
-        if self._listening is not None:
-            self._listening.cancel()
-            await asyncio.gather(self._listening, return_exceptions=True)
+    def close(self) -> None:
+        with self._lane_ended:
+            self._lane_ended.wait_for(lambda: not self._lanes)
+        self._threads.shutdown()
+        self._relay.close()
         if self._leading is not None:
-            await _end(self._leading)
+            _end(self._leading)
         if self._writer is not None:
-            await self._writer.dispose()
-        self._writer = self._listening = self._leading = None
+            self._writer.dispose()
+        self._writer = self._leading = None
 
     @property
     def waiting(self) -> int:
-        return sum(map(len, self._lanes.values()))
+        with self._lane_ended:
+            return sum(map(len, self._lanes.values()))
 
     @property
     def writing(self) -> bool:
@@ -111,43 +118,48 @@ class PostgresBackend:
 
     def submit(self, unit: WriteUnit) -> None:
         """Queue a unit behind the others of its job, with which it shares a connection and commits."""
-        if unit.job in self._lanes:
-            self._lanes[unit.job].append(unit)
-            return
-        self._lanes[unit.job] = deque([unit])
-        task = asyncio.create_task(self._drain(unit.job), name="holdfast database writer")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        with self._lane_ended:
+            lane = self._lanes.get(unit.job)
+            if lane is not None:
+                lane.append(unit)
+                return
+            self._lanes[unit.job] = deque([unit])
+        self._threads.submit(self._run_lane, unit.job)
 
-    async def _drain(self, job: str | None) -> None:
-        units = self._lanes[job]
-        while units:
-            async with self._slots:
-                group = [units.popleft() for _ in range(min(GROUP_UNITS, len(units)))]
-                await self._commit(group)
-            for unit in group:
-                if unit.error is None and unit.job is not None:
-                    self._relay.announce(unit.job, at_once=unit.at_once, samples_only=unit.samples_only)
-                if unit.error is not None and self.unavailable(unit.error):
-                    unit.error = _unavailable(unit.error)
-            self._settled(group)
-        del self._lanes[job]
+    def _run_lane(self, job: str | None) -> None:
+        """Run a group of a job's units, and let the other jobs have their turn before the next one."""
+        with self._lane_ended:
+            lane = self._lanes[job]
+            group = [lane.popleft() for _ in range(min(GROUP_UNITS, len(lane)))]
+        self._commit(group)
+        for unit in group:
+            if unit.error is None and unit.job is not None:
+                self._relay.announce(unit.job, at_once=unit.at_once, samples_only=unit.samples_only)
+            if unit.error is not None and self.unavailable(unit.error):
+                unit.error = _unavailable(unit.error)
+        self._settled(group)
+        with self._lane_ended:
+            if lane:
+                self._threads.submit(self._run_lane, job)
+            else:
+                del self._lanes[job]
+                self._lane_ended.notify_all()
 
-    async def _commit(self, units: list[WriteUnit]) -> None:
+    def _commit(self, units: list[WriteUnit]) -> None:
         for pause in _pauses():
             committing = False
             assert self._writer is not None
             try:
-                async with self._writer.connect() as connection:
-                    await connection.begin()
-                    await _run(connection, units)
+                with self._writer.connect() as connection:
+                    connection.begin()
+                    _run(connection, units)
                     committing = True
-                    await connection.commit()
+                    connection.commit()
                     return
             except Exception as error:
                 # on any error the units fail, and no batch is acknowledged
                 if pause is not None and self._may_run_again(error, committing=committing):
-                    await asyncio.sleep(pause)
+                    time.sleep(pause)
                     continue
                 logger.warning("stored none of %d writes: %s", len(units), error)
                 for unit in units:
@@ -164,74 +176,74 @@ class PostgresBackend:
         return self.unavailable(error) or _state(error) in (*_TAKEN_BACK, _STALE_PLAN)
 
     def unavailable(self, error: Exception) -> bool:
-        if isinstance(error, OSError | NoConnectionLeft | DatabaseUnavailable | asyncpg.InterfaceError):
+        if isinstance(error, OSError | NoConnectionLeft | DatabaseUnavailable):
             return True
         if isinstance(error, DBAPIError) and error.connection_invalidated:
             return True
         state = _state(error)
         return state.startswith(_OUT_OF_REACH) or state in _OUT_OF_PATIENCE
 
-    async def leads(self) -> bool:
+    def leads(self) -> bool:
         """Return whether this instance holds the lock, which lasts as long as its connection, or gets it now."""
-        async with self._asking:
-            return await self._holds_the_lock() or await self._takes_the_lock()
+        with self._asking:
+            return self._holds_the_lock() or self._takes_the_lock()
 
-    async def _holds_the_lock(self) -> bool:
+    def _holds_the_lock(self) -> bool:
         if self._leading is None:
             return False
         try:
-            await self._leading.execute(text("SELECT 1"))
+            self._leading.execute(text("SELECT 1"))
         except (OSError, SQLAlchemyError):
             lost, self._leading = self._leading, None
-            await _end(lost)
+            _end(lost)
         return self._leading is not None
 
-    async def _takes_the_lock(self) -> bool:
+    def _takes_the_lock(self) -> bool:
         try:
-            connection = await connect(self.url)
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, SQLAlchemyError) as error:
+            connection = connect(self.url)
+        except (OSError, psycopg.Error, SQLAlchemyError) as error:
             raise _unavailable(error) from error
         try:
-            if await connection.scalar(select(func.pg_try_advisory_lock(lock_key("chores")))):
+            if connection.scalar(select(func.pg_try_advisory_lock(lock_key("chores")))):
                 self._leading = connection
         finally:
             if self._leading is None:
-                await _end(connection)
+                _end(connection)
         return self._leading is not None
 
 
-async def connect(url: URL) -> AsyncConnection:
+def connect(url: URL) -> Connection:
     """Open a long-lived connection outside the pools, with autocommit."""
-    return await _engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT").connect()
+    return _engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT").connect()
 
 
-def _engine(url: URL, **options: object) -> AsyncEngine:
-    async def connected() -> asyncpg.Connection:
-        # the driver interprets the URL as libpq does: sslmode, passfile, several hosts
-        dsn = url.set(drivername="postgresql").render_as_string(hide_password=False)
-        connection = await asyncpg.connect(
-            dsn, timeout=CONNECT_SECONDS, command_timeout=COMMAND_SECONDS, server_settings=SESSION_SETTINGS
-        )
-        try:
-            # An acknowledged batch must be on disk, even if the user or database has this turned off.
-            await connection.execute(
-                "SELECT set_config('synchronous_commit', 'on', false) "
-                "WHERE current_setting('synchronous_commit') = 'off'"
-            )
-        except BaseException:  # also when cancelled: nothing else refers to the connection yet
-            connection.terminate()
-            raise
-        return connection
-
+def _engine(url: URL, **options: object) -> Engine:
     pooled = {} if "poolclass" in options else {"max_overflow": 0, "pool_timeout": CONNECT_SECONDS}
-    return create_async_engine(url, async_creator=connected, **pooled, **options)
+    wanted = {name: value for name, value in CONNECTION_OPTIONS.items() if name not in url.query}
+    engine = create_engine(url, connect_args=wanted, **pooled, **options)
+
+    @event.listens_for(engine, "connect")
+    def set_up(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+        cursor = connection.cursor()
+        cursor.execute(_SET_UP, SESSION_SETTINGS)
+        cursor.close()
+        connection.commit()
+
+    return engine
 
 
-async def _run(connection: AsyncConnection, units: list[WriteUnit]) -> None:
-    await connection.execute(select(func.pg_advisory_xact_lock(job_key(units[0].job))))
+_SET_UP = (
+    f"SELECT {', '.join(f'set_config({name!r}, %({name})s, false)' for name in SESSION_SETTINGS)}, "
+    # an acknowledged batch must be on disk, even if the user or database has this turned off
+    "CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', false) END"
+)
+
+
+def _run(connection: Connection, units: list[WriteUnit]) -> None:
+    connection.execute(select(func.pg_advisory_xact_lock(job_key(units[0].job))))
     for unit in units:
-        session = AsyncSession(connection, join_transaction_mode="create_savepoint", expire_on_commit=False)
-        await run_unit(session, unit)
+        session = Session(connection, join_transaction_mode="create_savepoint", expire_on_commit=False)
+        run_unit(session, unit)
         if unit.error is None:
             continue
         if connection.invalidated:
@@ -240,9 +252,9 @@ async def _run(connection: AsyncConnection, units: list[WriteUnit]) -> None:
             raise unit.error
 
 
-async def _end(connection: AsyncConnection) -> None:
+def _end(connection: Connection) -> None:
     with suppress(OSError, SQLAlchemyError):
-        await connection.close()
+        connection.close()
 
 
 def _pauses() -> Iterator[float | None]:

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import logging
 import os
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from queue import Empty, SimpleQueue
+from threading import Thread
 
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.engine import URL, Connection, Engine
-from sqlalchemy.engine.interfaces import DBAPIConnection, Dialect
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionLeft
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
-from sqlalchemy.util import await_only, greenlet_spawn
 
 from holdfast_migrations import NotOurDatabase, Upgraded, upgrade
 from holdfast_server.core.settings import default_database
-from holdfast_server.db.statements import DatabaseInUse, Statement
-from holdfast_server.db.units import GROUP_UNITS, T, WriteUnit, run_unit
+from holdfast_server.db.statements import DatabaseInUse, Statement, connection_of
+from holdfast_server.db.units import GROUP_UNITS, WriteUnit, run_unit
 
 BUSY_TIMEOUT_MILLISECONDS = 5000
-READERS = 4
 READER_SECONDS = 10.0
-"""Longest wait for one of them; shorter than the requests of agents, so that they get the answer."""
+"""Longest wait for a connection to read; shorter than the requests of agents, so that they get the answer."""
 CHECKPOINT_PAGES = 4000
 """Pages in the write-ahead log, 16 MB, before a checkpoint moves them to the database: most pages that a batch
 changes the next one changes again, and the commit during a checkpoint waits for two more fsyncs."""
@@ -40,8 +36,6 @@ READERS_CACHE_KIB = 6 << 10
 another page, which would not fit SQLite's default of 2 MB."""
 
 SQLITE_MAGIC = b"SQLite format 3\0"
-
-P = ParamSpec("P")
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +48,10 @@ class SqliteBackend:
         self._locks: list[int] = []
         """Open files that are locked: one beside the database, and the database itself."""
         self._writer: Engine | None = None
-        self._session: ThreadSession | None = None
+        self._session: Session | None = None
         """Session of the writer thread, kept from one commit to the next."""
-        self._thread: ThreadPoolExecutor | None = None
-        self._queue: asyncio.Queue[WriteUnit | None] = asyncio.Queue()
-        self._task: asyncio.Task[None] | None = None
+        self._queue: SimpleQueue[WriteUnit | None] = SimpleQueue()
+        self._thread: Thread | None = None
 
     def prepare(self) -> Upgraded:
         """Lock the file, and migrate its tables to the current revision.
@@ -102,34 +95,32 @@ class SqliteBackend:
         while self._locks:
             os.close(self._locks.pop())
 
-    async def open(self, settled: Callable[[list[WriteUnit]], None]) -> AsyncEngine:
+    def open(self, settled: Callable[[list[WriteUnit]], None], *, readers: int) -> Engine:
         # reuse the connection that was used last: its cache is warm, and the others stay small
-        readers = create_async_engine(
-            self.url, pool_size=READERS, max_overflow=0, pool_timeout=READER_SECONDS, pool_use_lifo=True
+        engine = create_engine(
+            self.url, pool_size=readers, max_overflow=0, pool_timeout=READER_SECONDS, pool_use_lifo=True
         )
-        _configure(readers.sync_engine, begin="BEGIN")
+        _configure(engine, begin="BEGIN")
         try:
-            async with readers.connect():
-                pass  # what SQLAlchemy asks its first connection is asked here, where no reader can be cancelled
-        except BaseException:  # cancellations too: `close` does not know this engine yet
-            await readers.dispose()
+            engine.connect().close()  # what SQLAlchemy asks its first connection is asked here, before any request
+        except BaseException:  # `close` does not know this engine yet
+            engine.dispose()
             raise
-        self._queue = asyncio.Queue()
-        self._writer = create_engine(self.url.set(drivername="sqlite"), poolclass=StaticPool)
+        self._queue = SimpleQueue()
+        self._writer = create_engine(self.url, poolclass=StaticPool)
         _configure(self._writer, begin="BEGIN IMMEDIATE")
-        self._thread = ThreadPoolExecutor(1, "holdfast-writer")
-        self._task = asyncio.create_task(self._write_groups(settled), name="holdfast database writer")
-        return readers
+        self._thread = Thread(target=self._write_groups, args=(settled,), name="holdfast-writer", daemon=True)
+        self._thread.start()
+        return engine
 
-    async def close(self) -> None:
-        if self._task is not None and self._thread is not None:
-            self._queue.put_nowait(None)
-            await self._task
-            self._thread.shutdown()
+    def close(self) -> None:
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
         self._close_session()
         if self._writer is not None:
             self._writer.dispose()
-        self._writer = self._thread = self._task = None
+        self._writer = self._thread = None
         self.release()
 
     @property
@@ -138,28 +129,29 @@ class SqliteBackend:
 
     @property
     def writing(self) -> bool:
-        return self._task is not None and not self._task.done()
+        return self._thread is not None and self._thread.is_alive()
 
     def submit(self, unit: WriteUnit) -> None:
-        self._queue.put_nowait(unit)
+        self._queue.put(unit)
 
     def unavailable(self, error: Exception) -> bool:
         """Return whether no read connection was free in time; other errors of SQLite are reported as they are."""
         return isinstance(error, NoConnectionLeft)
 
-    async def leads(self) -> bool:
+    def leads(self) -> bool:
         return True
 
-    async def _write_groups(self, settled: Callable[[list[WriteUnit]], None]) -> None:
+    def _write_groups(self, settled: Callable[[list[WriteUnit]], None]) -> None:
         running = True
         while running:
-            group = [await self._queue.get()]
-            while len(group) < GROUP_UNITS and not self._queue.empty():
-                group.append(self._queue.get_nowait())
+            group = [self._queue.get()]
+            with suppress(Empty):
+                while len(group) < GROUP_UNITS:
+                    group.append(self._queue.get_nowait())
             running = None not in group
             units = [unit for unit in group if unit is not None]
             if units:
-                await asyncio.get_running_loop().run_in_executor(self._thread, self._commit, units)
+                self._commit(units)
                 settled(units)
 
     def _commit(self, units: Sequence[WriteUnit]) -> None:
@@ -167,10 +159,13 @@ class SqliteBackend:
         assert self._writer is not None
         try:
             if self._session is None:
-                self._session = ThreadSession(self._writer.connect())
-            with self._session.connection_of_thread.begin():
+                connection = self._writer.connect()
+                self._session = Session(
+                    connection, join_transaction_mode="create_savepoint", expire_on_commit=False
+                )
+            with connection_of(self._session).begin():
                 for unit in units:
-                    _run(run_unit(self._session, unit))
+                    run_unit(self._session, unit)
         except Exception as error:  # keep the writer alive: after a full disk it stores again
             self._close_session()
             logger.warning("stored none of %d writes: %s", len(units), error)
@@ -181,38 +176,8 @@ class SqliteBackend:
         session, self._session = self._session, None
         if session is not None:
             with suppress(SQLAlchemyError):
-                session.sync_session.close()
-                session.connection_of_thread.close()
-
-
-class ThreadSession(AsyncSession):
-    """An asynchronous session whose statements run synchronously in the awaiting thread.
-
-    For the writer thread, which may block. Readers share the event loop, which must not: aiosqlite runs their
-    statements in threads.
-    """
-
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(join_transaction_mode="create_savepoint", expire_on_commit=False)
-        self.sync_session.bind = self.connection_of_thread = connection
-
-    async def execute(self, *arguments: Any, **named: Any) -> Any:
-        return self.sync_session.execute(*arguments, **named)
-
-    async def run_sync(self, fn: Callable[Concatenate[Session, P], T], *arg: P.args, **kw: P.kwargs) -> T:
-        return fn(self.sync_session, *arg, **kw)
-
-
-def _run(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine that awaits only a ThreadSession, and so never suspends."""
-    elsewhere = RuntimeError("a write awaits something other than its session")
-    try:
-        work.send(None)
-        work.throw(elsewhere)  # as an error of this unit: the others of the group go on
-    except StopIteration:
-        return
-    work.close()
-    raise elsewhere
+                session.close()
+                connection_of(session).close()
 
 
 def _check_path(path: Path) -> None:
@@ -262,48 +227,15 @@ def _lock(file: Path, database: Path, flags: int = 0) -> int:
 
 
 def _configure(engine: Engine, *, begin: str) -> None:
-    @event.listens_for(engine, "do_connect")
-    def connect(
-        dialect: Dialect, _: ConnectionPoolEntry, arguments: tuple[Any, ...], options: dict[str, Any]
-    ) -> DBAPIConnection:
-        def open_connection() -> DBAPIConnection:
-            connection = dialect.connect(*arguments, **options)
-            try:
-                _set_up(connection, reads_only=begin == "BEGIN")
-            except BaseException:  # cancellations too: the pool does not know this connection yet
-                connection.close()
-                raise
-            return connection
-
-        return await_only(_connect_uncancelled(open_connection)) if dialect.is_async else open_connection()
+    @event.listens_for(engine, "connect")
+    def set_up(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+        _set_up(connection, reads_only=begin == "BEGIN")
 
     statement = Statement(text(begin))
 
     @event.listens_for(engine, "begin")
     def start(connection: Connection) -> None:
         statement.run(connection)
-
-
-async def _connect_uncancelled(open_connection: Callable[[], DBAPIConnection]) -> DBAPIConnection:
-    """Open a connection completely even if the reader is cancelled.
-
-    The thread of a connection that is half open would outlive the event loop, which its driver answers to.
-    """
-    opening = asyncio.ensure_future(greenlet_spawn(open_connection))
-    try:
-        return await asyncio.shield(opening)
-    except asyncio.CancelledError:
-        await _finish(opening)
-        if not opening.cancelled() and opening.exception() is None:
-            await _finish(asyncio.ensure_future(greenlet_spawn(opening.result().close)))
-        raise
-
-
-async def _finish(task: asyncio.Future[Any]) -> None:
-    """Wait for a task however often the caller is cancelled."""
-    while not task.done():
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait([task])
 
 
 def _set_up(connection: DBAPIConnection, *, reads_only: bool) -> None:

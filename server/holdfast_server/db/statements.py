@@ -9,7 +9,6 @@ from typing import Any, TypeVar, cast
 from sqlalchemy import BindParameter, ClauseElement, Connection, String, bindparam, func, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from holdfast_server import models
@@ -34,10 +33,10 @@ class DatabaseUnavailable(RuntimeError):
     """The database does not answer, or the connection was lost: changes may not be stored."""
 
 
-def insert(session: AsyncSession | Connection, table: type[models.Base]) -> postgresql.Insert:
+def insert(session: Session | Connection, table: type[models.Base]) -> postgresql.Insert:
     """Return an INSERT with `on_conflict_do_nothing` and `on_conflict_do_update`.
 
-    await session.execute(insert(session, models.Project).values(name=…).on_conflict_do_nothing())
+    session.execute(insert(session, models.Project).values(name=…).on_conflict_do_nothing())
     """
     if _on_postgres(session):
         return postgresql.insert(table)
@@ -53,19 +52,19 @@ def named_jobs() -> BindParameter[Any]:
     return bindparam("jobs", expanding=True, type_=String())
 
 
-async def lock_job(session: AsyncSession, job: str) -> None:
+def lock_job(session: Session, job: str) -> None:
     """Lock a job, on all instances, until the end of the transaction.
 
     The job need not exist, so that two instances that receive its first reports create it once. SQLite has only
     one writer, and needs no lock. `Database.write(work, job=…)` locks the job before `work` starts.
     """
     if _on_postgres(session):
-        await session.execute(select(func.pg_advisory_xact_lock(job_key(job))))
+        session.execute(select(func.pg_advisory_xact_lock(job_key(job))))
 
 
-async def size_bytes(session: AsyncSession) -> int:
+def size_bytes(session: Session) -> int:
     """Return the size of the database, with indexes and free pages."""
-    return await session.scalar(text(size_question(session.get_bind().dialect.name))) or 0
+    return session.scalar(text(size_question(session.get_bind().dialect.name))) or 0
 
 
 def size_question(dialect: str) -> str:
@@ -74,15 +73,15 @@ def size_question(dialect: str) -> str:
     return "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()"
 
 
-async def require_writable(session: AsyncSession) -> None:
+def require_writable(session: Session) -> None:
     """Write a row as it is, which fails on a full disk.
 
     Raises:
         DatabaseUnavailable: a PostgreSQL server is read-only, such as a standby.
     """
-    if _on_postgres(session) and await session.scalar(text("SHOW transaction_read_only")) == "on":
+    if _on_postgres(session) and session.scalar(text("SHOW transaction_read_only")) == "on":
         raise DatabaseUnavailable("the database is read-only: it is a standby, or was set to read-only")
-    await session.execute(text("UPDATE alembic_version SET version_num = version_num"))
+    session.execute(text("UPDATE alembic_version SET version_num = version_num"))
 
 
 def job_key(job: str | None) -> int:
@@ -95,14 +94,14 @@ def lock_key(name: str) -> int:
     return int.from_bytes(blake2b(f"holdfast {name}".encode(), digest_size=8).digest(), signed=True)
 
 
-def _on_postgres(session: AsyncSession | Connection) -> bool:
+def _on_postgres(session: Session | Connection) -> bool:
     dialect = session.dialect if isinstance(session, Connection) else session.get_bind().dialect
     return dialect.name == "postgresql"
 
 
-async def on_connection(session: AsyncSession, function: Callable[..., R], *arguments: Any, **named: Any) -> R:
+def on_connection(session: Session, function: Callable[..., R], *arguments: Any, **named: Any) -> R:
     """Call a function with the connection of a unit's session, to run compiled statements without the ORM."""
-    return await session.run_sync(lambda sync: function(connection_of(sync), *arguments, **named))
+    return function(connection_of(session), *arguments, **named)
 
 
 def connection_of(session: Session) -> Connection:
@@ -121,17 +120,16 @@ class Statement:
 
     def __init__(self, make: ClauseElement | Callable[[Connection], ClauseElement]) -> None:
         self._make = make
-        self._compiled: dict[str, tuple[str, list[str], dict[str, Any]]] = {}
+        self._compiled: dict[str, _Compiled] = {}
 
     def all(self, connection: Connection, parameters: Parameters) -> list[Any]:
-        text, order, constants = self._for(connection)
-        values = {**constants, **parameters} if constants else parameters
+        compiled = self._for(connection)
         cursor = connection.connection.cursor()
         try:
-            cursor.execute(text, tuple([values[name] for name in order]))
+            cursor.execute(compiled.text, compiled.values(parameters))
             return list(cursor.fetchall())
         except connection.dialect.loaded_dbapi.Error as error:
-            raise _as_ours(connection, text, error) from error
+            raise _as_ours(connection, compiled.text, error) from error
         finally:
             cursor.close()
 
@@ -141,28 +139,39 @@ class Statement:
 
     def run(self, connection: Connection, *parameters: Parameters) -> None:
         """Run the statement for each set of parameters, or once without any."""
-        text, order, constants = self._for(connection)
-        whole = [{**constants, **each} for each in parameters or ({},)] if constants else parameters or ({},)
-        rows = [tuple([values[name] for name in order]) for values in whole]
+        compiled = self._for(connection)
+        rows = [compiled.values(each) for each in parameters or ({},)]
         cursor = connection.connection.cursor()
         try:
             if len(rows) == 1:
-                cursor.execute(text, rows[0])
+                cursor.execute(compiled.text, rows[0])
             else:
-                cursor.executemany(text, rows)
+                cursor.executemany(compiled.text, rows)
         except connection.dialect.loaded_dbapi.Error as error:
-            raise _as_ours(connection, text, error) from error
+            raise _as_ours(connection, compiled.text, error) from error
         finally:
             cursor.close()
 
-    def _for(self, connection: Connection) -> tuple[str, list[str], dict[str, Any]]:
+    def _for(self, connection: Connection) -> _Compiled:
         dialect = connection.dialect
-        if dialect.name not in self._compiled:
+        compiled = self._compiled.get(dialect.name)
+        if compiled is None:
             made = self._make(connection) if callable(self._make) else self._make
-            compiled: Any = made.compile(dialect=dialect)
-            constants = {name: value for name, value in compiled.params.items() if value is not None}
-            self._compiled[dialect.name] = (str(compiled), list(compiled.positiontup or ()), constants)
-        return self._compiled[dialect.name]
+            compiled = self._compiled[dialect.name] = _Compiled(made.compile(dialect=dialect))
+        return compiled
+
+
+class _Compiled:
+    """A statement in the words of one driver, which takes its parameters by position or by name."""
+
+    def __init__(self, compiled: Any) -> None:
+        self.text = str(compiled)
+        self._order: list[str] | None = compiled.positiontup
+        self._constants = {name: value for name, value in compiled.params.items() if value is not None}
+
+    def values(self, parameters: Parameters) -> Any:
+        whole = {**self._constants, **parameters} if self._constants else parameters
+        return whole if self._order is None else tuple([whole[name] for name in self._order])
 
 
 def _as_ours(connection: Connection, text: str, error: Any) -> BaseException:

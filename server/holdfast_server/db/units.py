@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import text
+from sqlalchemy.engine import Engine
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from holdfast_migrations import Upgraded
@@ -17,7 +18,7 @@ from holdfast_server.core.request_id import request_id
 from holdfast_server.db.statements import Statement, connection_of
 
 T = TypeVar("T")
-Work = Callable[[AsyncSession], Awaitable[T]]
+Work = Callable[[Session], T]
 
 GROUP_UNITS = 64
 """Most units that share one commit, and so one fsync."""
@@ -34,12 +35,15 @@ class WriteUnit:
     """Whether it only adds or merges samples."""
     request_id: str = field(default_factory=request_id)
     """Id of the request that submitted it, outside of which the writer runs it."""
-    done: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    done: Future[Any] | asyncio.Future[Any] = field(default_factory=Future)
+    """For a thread that waits for it, or for a coroutine."""
     result: Any = None
     error: Exception | None = None
 
     def settle(self) -> None:
-        if self.done.cancelled():
+        """Set the outcome; in the event loop if a coroutine waits for it."""
+        waits = self.done.set_running_or_notify_cancel() if isinstance(self.done, Future) else not self.done.done()
+        if not waits:
             return
         if self.error is not None:
             self.done.set_exception(self.error)
@@ -48,7 +52,7 @@ class WriteUnit:
 
 
 class DatabaseBackend(Protocol):
-    """Interface of the two kinds of databases: they run units and report their outcome."""
+    """Interface of the two kinds of databases: they run units in threads, and report their outcome."""
 
     place: str
     """Location to be displayed, without a password."""
@@ -57,10 +61,15 @@ class DatabaseBackend(Protocol):
 
     def release(self) -> None: ...
 
-    async def open(self, settled: Callable[[list[WriteUnit]], None]) -> AsyncEngine:
-        """Start to run units, and pass them to `settled` when stored or failed; return the engine for reads."""
+    def open(self, settled: Callable[[list[WriteUnit]], None], *, readers: int) -> Engine:
+        """Start to run units, and pass them to `settled` when stored or failed; return the engine for reads.
 
-    async def close(self) -> None:
+        Args:
+            settled: called in the thread that ran the units.
+            readers: number of connections for reads.
+        """
+
+    def close(self) -> None:
         """Run the waiting units, and close."""
 
     @property
@@ -72,51 +81,40 @@ class DatabaseBackend(Protocol):
     def unavailable(self, error: Exception) -> bool:
         """Return whether an error means that the database is unavailable."""
 
-    async def leads(self) -> bool: ...
+    def leads(self) -> bool: ...
 
     @property
     def writing(self) -> bool:
         """Whether submitted units are run."""
 
 
-async def run_unit(session: AsyncSession, unit: WriteUnit) -> None:
+def run_unit(session: Session, unit: WriteUnit) -> None:
     """Run a unit behind a savepoint: its error goes to its caller, and the other units of the group go on.
 
     The session takes another savepoint at its first use. Most units add samples and do not use it.
     """
     session.info["request_id"] = unit.request_id
     unit.error = None
-    await session.run_sync(_begin)
+    connection = connection_of(session)
+    _SAVEPOINT.run(connection)
     try:
-        unit.result = await unit.work(session)
-        await session.run_sync(_end)
+        unit.result = unit.work(session)
+        if session.in_transaction():
+            session.commit()
+            session.close()
+        _RELEASE.run(connection)
     except Exception as error:  # work may raise anything: its caller gets the error
         unit.error = _first(error)
         try:
-            await session.run_sync(_roll_back)
+            session.rollback()
+            session.close()
+            _ROLLBACK.run(connection)
         except SQLAlchemyError:
             # On a full disk SQLite has rolled back the whole group with its savepoints, and after a lost
             # connection there is nothing to roll back.
             raise unit.error from None
         if unit.error is not error:
             raise unit.error from None
-
-
-def _begin(session: Session) -> None:
-    _SAVEPOINT.run(connection_of(session))
-
-
-def _end(session: Session) -> None:
-    if session.in_transaction():
-        session.commit()
-        session.close()
-    _RELEASE.run(connection_of(session))
-
-
-def _roll_back(session: Session) -> None:
-    session.rollback()
-    session.close()
-    _ROLLBACK.run(connection_of(session))
 
 
 _SAVEPOINT, _RELEASE = Statement(text("SAVEPOINT unit")), Statement(text("RELEASE SAVEPOINT unit"))

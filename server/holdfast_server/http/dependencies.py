@@ -1,13 +1,12 @@
-"""Dependencies of routes, as aliases: `async def page(db: Db, clock: Clock)`."""
+"""Dependencies of routes, as aliases: `def page(db: Db, now: Now)`."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, cast
 
 from fastapi import Depends
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 
 from holdfast_server.accounts.job_projects import JobProjects
 from holdfast_server.core.bus import ChangeBus
@@ -37,6 +36,10 @@ async def _principal(connection: HTTPConnection) -> Principal:
 
 async def _who(connection: HTTPConnection) -> str:
     return (await _principal(connection)).name
+
+
+async def _body(request: Request) -> bytes:
+    return await request.body()
 
 
 MAX_STREAMS = 20
@@ -69,8 +72,9 @@ Clock = Annotated[Callable[[], float], _service(lambda services: services.clock)
 """For an answer that takes long: a stream calls it once per tick. Other routes depend on `Now`."""
 Now = Annotated[float, _service(lambda services: services.clock())]
 """Time of the request in seconds since the epoch."""
+Body = Annotated[bytes, Depends(_body)]
+"""The body of the request, as it was sent."""
 Config = Annotated[ServerSettings, _service(lambda services: services.settings)]
-Exporting = Annotated[asyncio.Semaphore, _service(lambda services: services.exporting)]
 Jobs = Annotated[JobProjects, _service(lambda services: services.job_projects)]
 Metrics = Annotated[ServerMetrics, _service(lambda services: services.metrics)]
 Asker = Annotated[Principal, Depends(_principal)]

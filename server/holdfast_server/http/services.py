@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,8 +34,6 @@ class Services:
     coalescer: RequestCoalescer
     admission: AdmissionControl
     job_projects: JobProjects
-    exporting: asyncio.Semaphore
-    """Limits how many files are exported at once."""
     streams: Counter[str]
     """Number of open streams by owner."""
     provider: Provider | None

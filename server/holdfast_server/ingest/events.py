@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import msgspec
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol import wire
 from holdfast.protocol.field_types import MAX_ANNOTATION
@@ -32,7 +32,7 @@ from holdfast_server.samples.batches import MAX_LABEL
 class EventSource:
     """The batch that contains an event."""
 
-    session: AsyncSession
+    session: Session
     job: models.JobRecord
     attempt: models.AttemptRecord
     rank: int
@@ -47,24 +47,24 @@ class EventSource:
         return self.rank == 0 and self.attempt.uid == self.job.uid
 
 
-async def record(source: EventSource, event: wire.Event) -> None:
+def record(source: EventSource, event: wire.Event) -> None:
     session, job, attempt = source.session, source.job, source.attempt
     match event:
         case wire.AttemptStarted():
             _started(attempt, event)
-            await restore_orders.end_stale(session, job, attempt=attempt.attempt, now=source.now)
-            await checkpoints.fail_unfinished(session, job.name, before_attempt=attempt.attempt)
-            await job_position.prune_names(session, job.name)
+            restore_orders.end_stale(session, job, attempt=attempt.attempt, now=source.now)
+            checkpoints.fail_unfinished(session, job.name, before_attempt=attempt.attempt)
+            job_position.prune_names(session, job.name)
         case wire.AttemptFinished():
             job_status.record_end(attempt, event)
             # Its own checkpoints as well: an agent reports its end after it has stopped writing.
-            await checkpoints.fail_unfinished(session, job.name, before_attempt=attempt.attempt + 1)
+            checkpoints.fail_unfinished(session, job.name, before_attempt=attempt.attempt + 1)
             reason = f"attempt {attempt.attempt} ended ({event.reason}) without reporting a result"
-            await restore_orders.mark_unknown(session, job, attempt=attempt.attempt, now=source.now, reason=reason)
+            restore_orders.mark_unknown(session, job, attempt=attempt.attempt, now=source.now, reason=reason)
         case wire.LineageStarted():
-            await _lineage(source, event)
+            _lineage(source, event)
         case wire.Checkpoint():
-            await checkpoints.record(
+            checkpoints.record(
                 session,
                 job.name,
                 event,
@@ -73,53 +73,51 @@ async def record(source: EventSource, event: wire.Event) -> None:
                 ended=attempt.finished is not None or attempt.uid != job.uid,
             )
         case wire.Inventory() if source.ahead:
-            await checkpoints.take_inventory(
-                session, job.name, event, attempt=attempt.attempt, sequence=source.sequence
-            )
-            await pins.adopt_pins(session, job, event, now=source.now)
+            checkpoints.take_inventory(session, job.name, event, attempt=attempt.attempt, sequence=source.sequence)
+            pins.adopt_pins(session, job, event, now=source.now)
         case wire.VerificationReport() if source.rank == 0:
-            await verifications.record(session, job, event, attempt=attempt.attempt, now=source.now)
+            verifications.record(session, job, event, attempt=attempt.attempt, now=source.now)
         case wire.Stall():
             session.add(models.StallRecord(job=job.name, **msgspec.structs.asdict(event)))
         case wire.IntervalDecision():
             _paced(source, event)
         case wire.RankTotals():
-            await rank_totals.add_event(session, job.name, attempt.uid, source.rank, event)
+            rank_totals.add_event(session, job.name, attempt.uid, source.rank, event)
         case wire.MachineSample():
-            await on_connection(
+            on_connection(
                 session, attempt_reports.add_machine_sample, attempt, source.rank, event, source.sequence
             )
         case wire.DesiredStateApplied() if source.current:
-            await desired_state.record_applied(session, job, event.version, event.iteration, event.at)
+            desired_state.record_applied(session, job, event.version, event.iteration, event.at)
         case wire.OrderStateChange():
-            await restore_orders.report(session, job, event, attempt=attempt.attempt, now=source.now)
+            restore_orders.report(session, job, event, attempt=attempt.attempt, now=source.now)
         case wire.RestoreModeReport() if source.rank == 0:
             attempt.restore_mode, attempt.restore_reason = event.mode, event.reason or None
             attempt.start_seconds = event.start_seconds
         case wire.ConfigurationReport() if source.rank == 0:
-            await attempt_reports.record_configuration(session, attempt, event)
+            attempt_reports.record_configuration(session, attempt, event)
         case wire.OutputReport():
-            await attempt_reports.record_output(session, attempt, event)
+            attempt_reports.record_output(session, attempt, event)
         case wire.SupervisorReport() if attempt.uid == job.uid:
             job_status.record_supervisor(attempt, event, now=source.now)
         case wire.AnnotationReport():
-            await _annotate(source, event)
+            _annotate(source, event)
         case wire.Notice():
             notice(session, job.name, event)
 
 
-def notice(session: AsyncSession, job: str, event: wire.Notice) -> None:
+def notice(session: Session, job: str, event: wire.Notice) -> None:
     session.add(models.NoticeRecord(job=job, **msgspec.structs.asdict(event)))
 
 
-async def _annotate(source: EventSource, event: wire.AnnotationReport) -> None:
+def _annotate(source: EventSource, event: wire.AnnotationReport) -> None:
     """Store an annotation of the script at the lineage that trained the iteration."""
     job = source.job
-    path = Ancestry((await lineage_starts(source.session, [job.name])).get(job.name, []), event.lineage)
+    path = Ancestry(lineage_starts(source.session, [job.name]).get(job.name, []), event.lineage)
     lineage = path.lineage_at(event.iteration)
     at = event.at
     if event.iteration < job.iteration:  # it may be about an earlier iteration than the one it was written at
-        at = min(at, await reading.time_of(source.session, job.name, lineage, event.iteration) or at)
+        at = min(at, reading.time_of(source.session, job.name, lineage, event.iteration) or at)
     source.session.add(
         models.AnnotationRecord(
             job=job.name,
@@ -146,11 +144,9 @@ def _started(attempt: models.AttemptRecord, event: wire.AttemptStarted) -> None:
     attempt.labels = msgspec.json.encode(labels).decode() if labels else None
 
 
-async def _lineage(source: EventSource, event: wire.LineageStarted) -> None:
-    await on_connection(source.session, job_position.ensure_lineage, source.job.name, event.lineage, at=event.at)
-    row = await source.session.get_one(
-        models.LineageRecord, (source.job.name, event.lineage), populate_existing=True
-    )
+def _lineage(source: EventSource, event: wire.LineageStarted) -> None:
+    on_connection(source.session, job_position.ensure_lineage, source.job.name, event.lineage, at=event.at)
+    row = source.session.get_one(models.LineageRecord, (source.job.name, event.lineage), populate_existing=True)
     source.job.latest_lineage = max(source.job.latest_lineage, event.lineage)
     row.at, row.iteration, row.parent, row.order_id = event.at, event.iteration, event.parent, event.order
     row.last_iteration = max(row.last_iteration, event.iteration)
@@ -159,7 +155,7 @@ async def _lineage(source: EventSource, event: wire.LineageStarted) -> None:
         origin = event.origin
         row.from_job, row.from_checkpoint = origin.job, origin.checkpoint
         row.from_digest = origin.digest[:MAX_LABEL]
-    await restore_orders.record_lineage(
+    restore_orders.record_lineage(
         source.session, source.job, event, attempt=source.attempt.attempt, now=source.now
     )
 

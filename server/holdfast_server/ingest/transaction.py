@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from sqlalchemy import func, select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol import wire
 from holdfast.protocol.field_types import MAX_NAME
@@ -66,77 +67,72 @@ async def store(
         Implausible: its attempt or lineage number is far beyond the known ones of the job.
     """
     job = received.batch.job
-
-    async def work(session: AsyncSession) -> Ack:
-        return await _store(session, received, project=project, max_jobs=max_jobs, now=now)
-
+    work = partial(_store, received=received, project=project, max_jobs=max_jobs, now=now)
     try:
-        return await db.write(work, job=job, samples_only=received.samples_only)
+        return await db.stored(work, job=job, samples_only=received.samples_only)
     except Implausible as error:
-        text = str(error)
-        await db.write(
-            lambda session: _warn(
-                session, received.batch, IMPLAUSIBLE, text, now=now, repeat_seconds=REFUSAL_NOTICE_SECONDS
-            ),
-            job=job,
+        warn = partial(
+            _warn,
+            batch=received.batch,
+            code=IMPLAUSIBLE,
+            text=str(error),
+            now=now,
+            repeat_seconds=REFUSAL_NOTICE_SECONDS,
         )
+        await db.stored(warn, job=job)
         raise
 
 
-async def _store(
-    session: AsyncSession, received: Received, *, project: str | None, max_jobs: int, now: float
-) -> Ack:
+def _store(session: Session, received: Received, *, project: str | None, max_jobs: int, now: float) -> Ack:
     """Store a batch in the caller's transaction.
 
     Nearly every batch adds samples to a known attempt, for which compiled statements suffice: no ORM there.
     """
     batch = received.batch
-    found = await on_connection(session, job_position.find, batch.job, batch.uid)
+    found = on_connection(session, job_position.find, batch.job, batch.uid)
     if found is None:
-        await _begin_job(session, batch, project=project, max_jobs=max_jobs, now=now)
-        found = await on_connection(session, job_position.get, batch.job, batch.uid)
+        _begin_job(session, batch, project=project, max_jobs=max_jobs, now=now)
+        found = on_connection(session, job_position.get, batch.job, batch.uid)
     elif project not in (None, found.project):
         raise UnknownJob(batch.job)
     acknowledged = Ack(acked=batch.sequence, version=found.version)
     if not received.empty:
-        stored = await on_connection(session, job_position.find_stored, received)
+        stored = on_connection(session, job_position.find_stored, received)
         if stored is None:
             text = (
                 f"rank {batch.rank} of attempt {batch.attempt} sent different batches under one sequence number, "
                 "and the server keeps the first: does another copy of it run, or was its spool changed? "
                 f"(uid {batch.uid})"
             )
-            await _warn(session, batch, BATCH_CONFLICT, text, now=now)
+            _warn(session, batch, BATCH_CONFLICT, text, now=now)
         if stored is not False:
             return acknowledged
-        await on_connection(session, job_position.remember_name, received, now=now)
+        on_connection(session, job_position.remember_name, received, now=now)
     if found.uid and (refusal := _implausible(received, found, now=now)):
         raise Implausible(refusal)
     if found.attempt_uid is None:
-        await _begin_attempt(session, batch, now=now)
-        found = await on_connection(session, job_position.get, batch.job, batch.uid)
+        _begin_attempt(session, batch, now=now)
+        found = on_connection(session, job_position.get, batch.job, batch.uid)
     elif batch.uid != found.uid:
-        await _require_current(session, batch)
-    effect = await on_connection(session, job_position.advance, found, received, now=now)
+        _require_current(session, batch)
+    effect = on_connection(session, job_position.advance, found, received, now=now)
     if batch.events:
-        job = await session.get_one(models.JobRecord, batch.job, populate_existing=True)
-        attempt = await session.get_one(models.AttemptRecord, (batch.job, batch.uid), populate_existing=True)
+        job = session.get_one(models.JobRecord, batch.job, populate_existing=True)
+        attempt = session.get_one(models.AttemptRecord, (batch.job, batch.uid), populate_existing=True)
         source = events.EventSource(session, job, attempt, batch.rank, batch.sequence, effect.ahead, now)
         for event in batch.events:
-            await events.record(source, event)
-    await _add_notices(session, received, left_out=effect.left_out, now=now)
+            events.record(source, event)
+    _add_notices(session, received, left_out=effect.left_out, now=now)
     return acknowledged
 
 
-async def _begin_job(
-    session: AsyncSession, batch: Batch, *, project: str | None, max_jobs: int, now: float
-) -> None:
+def _begin_job(session: Session, batch: Batch, *, project: str | None, max_jobs: int, now: float) -> None:
     belongs = models.DEFAULT_PROJECT if project is None else project
-    count = await session.scalar(select(func.count()).where(models.JobRecord.project == belongs))
+    count = session.scalar(select(func.count()).where(models.JobRecord.project == belongs))
     if (count or 0) >= max_jobs:
         raise TooManyJobs(belongs, max_jobs)
     session.add(models.JobRecord(name=batch.job, project=belongs, created_at=now, last_contact_at=now))
-    await session.flush()
+    session.flush()
 
 
 def _implausible(received: Received, found: JobPosition, *, now: float) -> str | None:
@@ -161,21 +157,21 @@ def _implausible(received: Received, found: JobPosition, *, now: float) -> str |
     return None
 
 
-async def _require_current(session: AsyncSession, batch: Batch) -> None:
+def _require_current(session: Session, batch: Batch) -> None:
     """Raise `Superseded` for a batch that an attempt sent after a newer attempt had started.
 
     A dead attempt's spool was written earlier, and is accepted.
     """
-    own = await session.get_one(models.AttemptRecord, (batch.job, batch.uid))
+    own = session.get_one(models.AttemptRecord, (batch.job, batch.uid))
     attempts = models.AttemptRecord
     newer = (attempts.job == batch.job, attempts.attempt > own.attempt, attempts.started_at > own.started_at)
     query = select(attempts).where(*newer).order_by(attempts.started_at).limit(1)
-    first = (await session.scalars(query)).first()
+    first = session.scalars(query).first()
     if first is not None and batch.sent_at > first.started_at + OVERLAP_SECONDS:
         raise Superseded(batch, first.attempt)
 
 
-async def _begin_attempt(session: AsyncSession, batch: Batch, *, now: float) -> None:
+def _begin_attempt(session: Session, batch: Batch, *, now: float) -> None:
     """Add an attempt, and make it the current one unless the batch is from the spool of an earlier attempt."""
     attempt = models.AttemptRecord(
         job=batch.job,
@@ -188,16 +184,16 @@ async def _begin_attempt(session: AsyncSession, batch: Batch, *, now: float) -> 
         iterations=0,
     )
     session.add(attempt)
-    job = await session.get_one(models.JobRecord, batch.job)
-    current = await session.get(models.AttemptRecord, (job.name, job.uid))
+    job = session.get_one(models.JobRecord, batch.job)
+    current = session.get(models.AttemptRecord, (job.name, job.uid))
     goes_on = current is None or batch.attempt > current.attempt
     if current is not None and not goes_on and batch.sent_at > current.started_at:
         text = (
             f"attempt {batch.attempt} started after another attempt {current.attempt} and replaces it: was the "
             f"job's store deleted? (uid {batch.uid})"
         )
-        await _warn(session, batch, ATTEMPTS_RESTARTED, text, now=now)
-        await checkpoints.reset_report_order(session, job.name)
+        _warn(session, batch, ATTEMPTS_RESTARTED, text, now=now)
+        checkpoints.reset_report_order(session, job.name)
         goes_on = True
     if goes_on:
         if current is not None:
@@ -205,10 +201,10 @@ async def _begin_attempt(session: AsyncSession, batch: Batch, *, now: float) -> 
         job.uid, job.attempt = batch.uid, max(job.attempt, batch.attempt)
         job.sequence = job.samples_sequence = -1
         job.progressed_at = now
-    await session.flush()
+    session.flush()
 
 
-async def _add_notices(session: AsyncSession, received: Received, *, left_out: bool, now: float) -> None:
+def _add_notices(session: Session, received: Received, *, left_out: bool, now: float) -> None:
     batch = received.batch
     dropped = sum(gap.dropped for gap in batch.gaps)
     if dropped:
@@ -219,20 +215,20 @@ async def _add_notices(session: AsyncSession, received: Received, *, left_out: b
             f"the job reports more than {MAX_METRICS} metrics, or metric names over {MAX_NAME} characters: the "
             "server keeps the first metrics and shortens the names"
         )
-        await _warn(session, batch, METRICS_LEFT_OUT, text, now=now)
+        _warn(session, batch, METRICS_LEFT_OUT, text, now=now)
     if received.unknown_events:
         text = "the agent reports events that this server does not know, and the server ignores them: update it"
-        await _warn(session, batch, UNKNOWN_EVENTS, text, now=now)
+        _warn(session, batch, UNKNOWN_EVENTS, text, now=now)
 
 
-async def _warn(
-    session: AsyncSession, batch: Batch, code: str, text: str, *, now: float, repeat_seconds: float | None = None
+def _warn(
+    session: Session, batch: Batch, code: str, text: str, *, now: float, repeat_seconds: float | None = None
 ) -> None:
     """Add a warning, unless the job has the same one, or, given `repeat_seconds`, a recent one of its code."""
     rows = models.NoticeRecord
     repeated = rows.message == text if repeat_seconds is None else rows.at > now - repeat_seconds
     found = select(rows.id).where(rows.job == batch.job, rows.code == code, repeated).limit(1)
-    if await session.scalar(found) is None:
+    if session.scalar(found) is None:
         events.notice(session, batch.job, _notice(batch, "warning", code, text, now))
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Iterator, Mapping
 from typing import get_args
 
 import msgspec
 from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol.attempts import (
     AttemptConfiguration,
@@ -33,7 +32,7 @@ FORKED = "forked"
 """End of the attempt as which a fork is stored; it trained nothing."""
 
 
-async def attempts(view: JobView, *, limit: int) -> list[AttemptSummary]:
+def attempts(view: JobView, *, limit: int) -> list[AttemptSummary]:
     """Return the attempts of a job, newest first."""
     rows = models.AttemptRecord
     query = (
@@ -42,10 +41,10 @@ async def attempts(view: JobView, *, limit: int) -> list[AttemptSummary]:
         .order_by(rows.started_at.desc())
         .limit(limit)
     )
-    return [answer_from(row, AttemptSummary) for row in await view.session.scalars(query)]
+    return [answer_from(row, AttemptSummary) for row in view.session.scalars(query)]
 
 
-async def configuration(
+def configuration(
     view: JobView, attempt: int, *, against: str = "", visible: Collection[str] | None = None
 ) -> AttemptConfiguration:
     """Return the configuration of an attempt, compared with that of another one.
@@ -59,7 +58,7 @@ async def configuration(
         InvalidSetting: `against` is neither a number nor `origin`.
     """
     session, job = view.session, view.name
-    values = await configuration_of(session, job, await _uid(session, job, attempt))
+    values = configuration_of(session, job, _uid(session, job, attempt))
     found = AttemptConfiguration(
         job=job,
         attempt=attempt,
@@ -68,57 +67,57 @@ async def configuration(
     )
     if not against:
         return found
-    other = await _other(session, job, against, visible)
-    before = await configuration_of(session, other.job, await _uid(session, other.job, other.attempt))
+    other = _other(session, job, against, visible)
+    before = configuration_of(session, other.job, _uid(session, other.job, other.attempt))
     return msgspec.structs.replace(found, against=other, differences=list(_differences(before, values)))
 
 
-async def waiting_host(view: JobView) -> str:
+def waiting_host(view: JobView) -> str:
     """Return the host whose supervisor waits for a restore request; empty if none does."""
-    attempt = await view.session.get(models.AttemptRecord, (view.name, view.job.uid))
+    attempt = view.session.get(models.AttemptRecord, (view.name, view.job.uid))
     alive = job_status.status_of(view.job, attempt, now=view.now).alive
-    return await job_status.waiting_host(view.session, attempt, alive=alive)
+    return job_status.waiting_host(view.session, attempt, alive=alive)
 
 
-async def output(view: JobView, attempt: int) -> AttemptOutput:
+def output(view: JobView, attempt: int) -> AttemptOutput:
     """Return the last lines of output of an attempt. Raises UnknownAttempt."""
-    first, lines = await output_of(view.session, view.name, await _uid(view.session, view.name, attempt))
-    exception = await asyncio.to_thread(exception_in, lines)
+    first, lines = output_of(view.session, view.name, _uid(view.session, view.name, attempt))
+    exception = exception_in(lines)
     return AttemptOutput(job=view.name, attempt=attempt, first=first, lines=lines, exception=exception)
 
 
-async def _uid(session: AsyncSession, job: str, attempt: int) -> str:
+def _uid(session: Session, job: str, attempt: int) -> str:
     """Return the newest attempt of that number: after a deleted store, numbers repeat."""
     rows = models.AttemptRecord
     query = select(rows.uid).where(rows.job == job, rows.attempt == attempt).order_by(rows.started_at.desc())
-    uid = await session.scalar(query.limit(1))
+    uid = session.scalar(query.limit(1))
     if uid is None:
         raise UnknownAttempt(job, f"attempt {attempt}")
     return uid
 
 
-async def _other(session: AsyncSession, job: str, against: str, visible: Collection[str] | None) -> AttemptName:
+def _other(session: Session, job: str, against: str, visible: Collection[str] | None) -> AttemptName:
     if against == ORIGIN:
-        return await _origin(session, job, visible)
+        return _origin(session, job, visible)
     if not against.isascii() or not against.isdigit() or len(against) > 9:
         raise InvalidSetting("against", f"against={against!r}: give the number of an attempt, or `{ORIGIN}`")
     return AttemptName(job=job, attempt=int(against))
 
 
-async def _origin(session: AsyncSession, job: str, visible: Collection[str] | None) -> AttemptName:
+def _origin(session: Session, job: str, visible: Collection[str] | None) -> AttemptName:
     """Return the attempt that wrote the checkpoint which the fork copied, else the newest one of that job."""
-    origin = await summaries.origin_of(session, job)
+    origin = summaries.origin_of(session, job)
     hidden = origin is not None and visible is not None and origin.project not in visible
     if origin is None or origin.job is None or origin.project is None or hidden:
         raise UnknownAttempt(job, "origin that you may see")
-    found = await session.get(models.CheckpointRecord, (origin.job, origin.checkpoint))
+    found = session.get(models.CheckpointRecord, (origin.job, origin.checkpoint))
     rows = models.AttemptRecord
     known = select(rows.attempt).where(rows.job == origin.job)
     if found is not None:
-        attempt = await session.scalar(known.where(rows.attempt == found.attempt).limit(1))
+        attempt = session.scalar(known.where(rows.attempt == found.attempt).limit(1))
         if attempt is not None:
             return AttemptName(job=origin.job, attempt=attempt)
-    newest = await session.scalar(known.order_by(rows.started_at.desc()).limit(1))
+    newest = session.scalar(known.order_by(rows.started_at.desc()).limit(1))
     return AttemptName(job=origin.job, attempt=newest or 0)
 
 

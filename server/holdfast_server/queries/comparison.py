@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol.field_types import MAX_ITERATION
 from holdfast.protocol.timeline import ComparedCurve, ComparedJob, Comparison, ComparisonAxis, Series
@@ -40,7 +40,7 @@ class ComparisonQuery:
     """About the most points of a curve."""
 
 
-async def compare(db: Database, asked: ComparisonQuery, *, visible: Collection[str] | None) -> Comparison:
+def compare(db: Database, asked: ComparisonQuery, *, visible: Collection[str] | None) -> Comparison:
     """Return the curves of up to `MOST_JOBS` jobs.
 
     `visible`: projects that the user may see; None: all.
@@ -53,10 +53,10 @@ async def compare(db: Database, asked: ComparisonQuery, *, visible: Collection[s
         raise InvalidSetting("job", f"{len(asked.jobs)} jobs are selected: at most {MOST_JOBS} can be compared")
     if not 1 <= len(asked.metrics) <= MOST_METRICS:
         raise InvalidSetting("metric", f"{len(asked.metrics)} metrics are selected: choose 1 to {MOST_METRICS}")
-    async with db.read() as session:
-        reads = [await _read(session, name, asked, visible) for name in dict.fromkeys(asked.jobs)]
+    with db.read() as session:
+        reads = [_read(session, name, asked, visible) for name in dict.fromkeys(asked.jobs)]
         widest = max((read.width for read in reads), default=1)
-        jobs = [await _compared(session, read, asked, visible, widest) for read in reads]
+        jobs = [_compared(session, read, asked, visible, widest) for read in reads]
     metrics = dict.fromkeys(metric for read in reads for metric in read.series.metrics)
     return Comparison(axis=asked.axis, metrics=list(metrics), jobs=jobs)
 
@@ -76,22 +76,20 @@ class _JobRead:
         """Return the number of iterations in one of its buckets."""
         return max((1 if plan.each else plan.width for plan in self.series.plans), default=1)
 
-    async def draw(self, width: int = 1) -> list[Series]:
+    def draw(self, width: int = 1) -> list[Series]:
         """Return its curves; of more than one iteration, in buckets of `width`, which none of its own exceeds."""
         plans = [plan if width == 1 else replace(plan, each=False, width=width) for plan in self.series.plans]
-        drawn, _ = await replace(self.series, plans=plans).draw(self.window)
+        drawn, _ = replace(self.series, plans=plans).draw(self.window)
         return sorted(drawn, key=lambda one: one.lineage)
 
 
-async def _read(
-    session: AsyncSession, name: str, asked: ComparisonQuery, visible: Collection[str] | None
-) -> _JobRead:
+def _read(session: Session, name: str, asked: ComparisonQuery, visible: Collection[str] | None) -> _JobRead:
     job, _, number = name.partition(":")
-    row = await find_job(session, job)
+    row = find_job(session, job)
     if visible is not None and row.project not in visible:
         raise UnknownJob(job)
-    window = await _window(session, row, asked)
-    found = await read_series(session, row, window)
+    window = _window(session, row, asked)
+    found = read_series(session, row, window)
     lineage = None
     if number:
         lineages = [one.lineage for one in found.lineages]
@@ -115,14 +113,14 @@ def _shown(found: JobSeries, lineage: int | None) -> JobSeries:
     return replace(found, plans=plans)
 
 
-async def _compared(
-    session: AsyncSession, read: _JobRead, asked: ComparisonQuery, visible: Collection[str] | None, widest: int
+def _compared(
+    session: Session, read: _JobRead, asked: ComparisonQuery, visible: Collection[str] | None, widest: int
 ) -> ComparedJob:
     found, job = read.series, read.record.name
     width = widest if asked.axis == "iteration" else min(widest, MOST_COARSER * read.width)
-    fine = await read.draw()
-    drawn = fine if width == 1 else await read.draw(width)
-    origin = await origin_of(session, job)
+    fine = read.draw()
+    drawn = fine if width == 1 else read.draw(width)
+    origin = origin_of(session, job)
     seen = origin is not None and (visible is None or origin.project in visible)
     began = found.times[0] if found.times else None
     return ComparedJob(
@@ -143,7 +141,7 @@ async def _compared(
     )
 
 
-async def _window(session: AsyncSession, job: models.JobRecord, asked: ComparisonQuery) -> TimelineQuery:
+def _window(session: Session, job: models.JobRecord, asked: ComparisonQuery) -> TimelineQuery:
     """Return the query of a job's samples: in time where the window is, since buckets are as wide as it needs."""
     query = TimelineQuery(
         start=asked.start, end=asked.end, points=max(2, min(asked.points, MOST_POINTS)), metrics=asked.metrics,
@@ -153,7 +151,7 @@ async def _window(session: AsyncSession, job: models.JobRecord, asked: Compariso
         return query
     if asked.axis == "time" or (asked.start is None and asked.end is None):
         return replace(query, axis="time")
-    whole = await read_series(session, job, replace(query, axis="time", start=None, end=None, points=2))
+    whole = read_series(session, job, replace(query, axis="time", start=None, end=None, points=2))
     began = whole.times[0] if whole.times else 0.0
     start, end = (None if each is None else began + each for each in (asked.start, asked.end))
     return replace(query, axis="time", start=start, end=end)

@@ -6,13 +6,12 @@ Downsampled samples are exported as one row for each bucket, with its number of 
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import importlib.util
 import io
 import math
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, TypeVar
 
@@ -33,11 +32,8 @@ from holdfast_server.samples.sample_codec import BUILT_IN
 from holdfast_server.samples.sample_series import names_of
 from holdfast_server.samples.series import AT, DATA_SECONDS, SECONDS, STALL_SECONDS, TimelineData
 
-AT_ONCE = 2
-"""Parts that a server converts at the same time for all exports: each keeps a processor busy."""
 PART_ITERATIONS = 8192
 PART_CHECKPOINTS = 2000
-SENT_BYTES = 2**18
 NO_PARQUET = (
     "the server cannot write Parquet without pyarrow: install Holdfast with its extra `parquet`, or export CSV"
 )
@@ -71,11 +67,11 @@ class SampleSelection:
         return [*_BUILT_IN, *(f"{name}{end}" for name in self.columns.values() for end in _ENDS)]
 
 
-async def samples(db: Database, job: str, first: int | None, last: int | None) -> SampleSelection:
+def samples(db: Database, job: str, first: int | None, last: int | None) -> SampleSelection:
     """Raises UnknownJob."""
-    async with db.read() as session:
-        found = await find_job(session, job)
-        all_series = await reading.series_of(session, job)
+    with db.read() as session:
+        found = find_job(session, job)
+        all_series = reading.series_of(session, job)
     begin = min((one.first_iteration for one in all_series), default=1)
     end = max((one.last_iteration for one in all_series), default=0)
     columns = _columns_of({name for one in all_series for name in names_of(one.metrics)})
@@ -114,23 +110,17 @@ def spans(all_series: Sequence[models.SampleSeriesRecord], first: int, last: int
         begin = end + 1
 
 
-async def parts(
-    db: Database, room: asyncio.Semaphore, wanted: SampleSelection, convert: Callable[[Columns], Made]
-) -> AsyncIterator[Made]:
+def parts(db: Database, wanted: SampleSelection, convert: Callable[[Columns], Made]) -> Iterator[Made]:
     """Yield the converted columns of each part, some thousand iterations at a time."""
     for first, last in spans(wanted.all_series, wanted.first, wanted.last):
-        async with room:
-            async with db.read() as session:
-                # For each part again: retention may have removed chunks in the meantime.
-                all_series = await reading.series_of(session, wanted.job.name)
-                # With more points than a part is expected to have rows, so that no rows are combined.
-                plans = iteration_plans(wanted.job, all_series, first, last, 2 * PART_ITERATIONS)
-                reads = [read for plan in plans for read in plan.segments]
-                contents = await reading.contents(session, wanted.job.name, reads)
-            # Off the event loop: a part has some hundred thousand values.
-            made = await asyncio.to_thread(_made, plans, contents, wanted, convert)
-        for one in made:
-            yield one
+        with db.read() as session:
+            # For each part again: retention may have removed chunks in the meantime.
+            all_series = reading.series_of(session, wanted.job.name)
+            # With more points than a part is expected to have rows, so that no rows are combined.
+            plans = iteration_plans(wanted.job, all_series, first, last, 2 * PART_ITERATIONS)
+            reads = [read for plan in plans for read in plan.segments]
+            contents = reading.contents(session, wanted.job.name, reads)
+        yield from _made(plans, contents, wanted, convert)
 
 
 def _made(
@@ -177,32 +167,31 @@ def _means(buckets: Rollup, column: int) -> list[Any]:
     return list(np.where(count > 0, sums, buckets.stats[:, column, LAST]).tolist())
 
 
-async def csv_of(db: Database, room: asyncio.Semaphore, wanted: SampleSelection) -> AsyncIterator[bytes]:
+def csv_of(db: Database, wanted: SampleSelection) -> Iterator[bytes]:
     names = wanted.names
 
     def convert(columns: Columns) -> bytes:
         return csv_bytes(zip(*(map(csv_cell, columns[name]) for name in names), strict=True))
 
     yield csv_bytes([map(csv_cell, names)])
-    async for part in parts(db, room, wanted, convert):
-        yield part
+    yield from parts(db, wanted, convert)
 
 
-async def parquet_of(db: Database, room: asyncio.Semaphore, wanted: SampleSelection) -> IO[bytes]:
+def parquet_of(db: Database, wanted: SampleSelection) -> IO[bytes]:
     """Write a temporary file, which is deleted when closed. Raises NotPossible: pyarrow is not installed."""
     if not writes_parquet():
         raise NotPossible(NO_PARQUET)
-    file = await asyncio.to_thread(tempfile.TemporaryFile)
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - closed once it is sent
     try:
-        await _write_parquet(file, db, room, wanted)
-    except BaseException:  # also when cancelled
+        _write_parquet(file, db, wanted)
+    except BaseException:  # also on Ctrl-C
         file.close()
         raise
     return file
 
 
-async def _write_parquet(file: IO[bytes], db: Database, room: asyncio.Semaphore, wanted: SampleSelection) -> None:
-    arrow, parquet = await asyncio.to_thread(_arrow)
+def _write_parquet(file: IO[bytes], db: Database, wanted: SampleSelection) -> None:
+    arrow, parquet = _arrow()
     kinds = {
         "lineage": arrow.int64(),
         "abandoned": arrow.bool_(),
@@ -215,9 +204,9 @@ async def _write_parquet(file: IO[bytes], db: Database, room: asyncio.Semaphore,
     def convert(columns: Columns) -> None:
         writer.write_table(arrow.table({name: columns[name] for name in wanted.names}, schema=schema))
 
-    async for _ in parts(db, room, wanted, convert):
+    for _ in parts(db, wanted, convert):
         pass
-    await asyncio.to_thread(writer.close)
+    writer.close()
 
 
 def _arrow() -> tuple[Any, Any]:
@@ -225,14 +214,6 @@ def _arrow() -> tuple[Any, Any]:
     from pyarrow import parquet
 
     return pyarrow, parquet
-
-
-async def sent(file: IO[bytes]) -> AsyncIterator[bytes]:
-    """Yield the content of a file from its beginning, and close it, also when the client disconnects."""
-    with file:
-        file.seek(0)
-        while part := await asyncio.to_thread(file.read, SENT_BYTES):
-            yield part
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,16 +226,14 @@ class CheckpointSelection:
     last: int | None
 
 
-async def select_checkpoints(db: Database, job: str, first: int | None, last: int | None) -> CheckpointSelection:
+def select_checkpoints(db: Database, job: str, first: int | None, last: int | None) -> CheckpointSelection:
     """Raises UnknownJob."""
-    async with db.read() as session:
-        found = await find_job(session, job)
-        return CheckpointSelection(job, await ancestry_of(session, found), first, last)
+    with db.read() as session:
+        found = find_job(session, job)
+        return CheckpointSelection(job, ancestry_of(session, found), first, last)
 
 
-async def checkpoints_csv(
-    db: Database, room: asyncio.Semaphore, wanted: CheckpointSelection
-) -> AsyncIterator[bytes]:
+def checkpoints_csv(db: Database, wanted: CheckpointSelection) -> Iterator[bytes]:
     """Yield checkpoints as CSV in the order of their ids, which begin with the iteration."""
     rows = models.CheckpointRecord
     query = select(rows).where(rows.job == wanted.job).order_by(rows.id).limit(PART_CHECKPOINTS)
@@ -271,13 +250,11 @@ async def checkpoints_csv(
     yield csv_bytes([names])
     after = ""
     while True:
-        async with room:
-            async with db.read() as session:
-                part = (await session.scalars(query.where(rows.id > after))).all()
-            content = await asyncio.to_thread(convert, part)
+        with db.read() as session:
+            part = session.scalars(query.where(rows.id > after)).all()
         if not part:
             return
-        yield content
+        yield convert(part)
         after = part[-1].id
 
 

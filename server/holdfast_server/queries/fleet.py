@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +9,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 from sqlalchemy import ColumnElement, ColumnExpressionArgument, Row, Select, case, exists, func, or_, select
-from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from holdfast.protocol.fleet import Fleet
 from holdfast.protocol.jobs import JobStatus
@@ -69,33 +67,33 @@ class FleetQuery:
     """Projects that the user may see; `None`: all."""
 
 
-async def fleet(session: AsyncSession, question: FleetQuery, *, now: float) -> Fleet:
-    counts = await _counts(session, question, now=now)
+def fleet(session: Session, question: FleetQuery, *, now: float) -> Fleet:
+    counts = _counts(session, question, now=now)
     total = sum(counts.values()) if question.status is None else counts.get(question.status, 0)
     pages = -(-total // question.size) or 1
     page = min(question.page, pages)
     return Fleet(
-        jobs=await summaries(session, await _rows(session, question, page, counts, now=now), now=now),
+        jobs=summaries(session, _rows(session, question, page, counts, now=now), now=now),
         page=page,
         pages=pages,
         size=question.size,
         total=total,
         counts=counts,
-        projects=await _projects(session, question.visible_projects),
+        projects=_projects(session, question.visible_projects),
     )
 
 
-async def _counts(session: AsyncSession, question: FleetQuery, *, now: float) -> dict[JobStatus, int]:
+def _counts(session: Session, question: FleetQuery, *, now: float) -> dict[JobStatus, int]:
     """Count jobs by status in one pass: with GROUP BY, SQLite would sort all jobs."""
     status = status_in_sql(now=now).label("status")
     matching = _matching(select(status), question).cte("matching").prefix_with("MATERIALIZED")
     query = select(*(func.count(case((matching.c.status == status, 1))) for status in STATUSES))
-    found = zip(STATUSES, (await session.execute(query)).one(), strict=True)
+    found = zip(STATUSES, session.execute(query).one(), strict=True)
     return {status: count for status, count in found if count}
 
 
-async def _rows(
-    session: AsyncSession, question: FleetQuery, page: int, counts: Mapping[JobStatus, int], *, now: float
+def _rows(
+    session: Session, question: FleetQuery, page: int, counts: Mapping[JobStatus, int], *, now: float
 ) -> Sequence[models.JobRecord]:
     """Return the jobs of a page. Names are selected first, to sort short rows."""
     job, skipped = models.JobRecord, (page - 1) * question.size
@@ -104,20 +102,20 @@ async def _rows(
         query = query.where(status_in_sql(now=now) == question.status)
     names: Sequence[str]
     if question.order in _COMPUTED:
-        names = await _computed_order(session, query, question, now=now)
+        names = _computed_order(session, query, question, now=now)
         names = names[skipped : skipped + question.size]
     elif question.order == "living" and not question.grouped:
         of_living = sum(counts.get(one, 0) for one in ALIVE if question.status in (None, one))
-        names = await _living_first(session, query, of_living, skipped, question.size, now=now)
+        names = _living_first(session, query, of_living, skipped, question.size, now=now)
     else:
         query = query.order_by(*([job.project] if question.grouped else []), *_order(question, now=now))
-        names = (await session.scalars(query.limit(question.size).offset(skipped))).all()
-    rows = {row.name: row for row in await session.scalars(select(job).where(job.name.in_(names)))}
+        names = session.scalars(query.limit(question.size).offset(skipped)).all()
+    rows = {row.name: row for row in session.scalars(select(job).where(job.name.in_(names)))}
     return [rows[name] for name in names]
 
 
-async def _living_first(
-    session: AsyncSession, matching: Select[Any], of_living: int, skipped: int, size: int, *, now: float
+def _living_first(
+    session: Session, matching: Select[Any], of_living: int, skipped: int, size: int, *, now: float
 ) -> Sequence[str]:
     """Return the names of a page in the order `living`, with two queries that use indexes instead of a sort.
 
@@ -127,24 +125,24 @@ async def _living_first(
     names: list[str] = []
     if skipped < of_living:
         living = matching.where(alive).order_by(job.name).limit(size).offset(skipped)
-        names += await session.scalars(living)
+        names += session.scalars(living)
     if len(names) < size:
         others = matching.where(~alive).order_by(job.last_contact_at.desc(), job.name)
-        names += await session.scalars(others.limit(size - len(names)).offset(max(0, skipped - of_living)))
+        names += session.scalars(others.limit(size - len(names)).offset(max(0, skipped - of_living)))
     return names
 
 
-async def projects_of(db: Database, visible: Collection[str] | None) -> list[str]:
+def projects_of(db: Database, visible: Collection[str] | None) -> list[str]:
     """Return the projects that the user may see, by name."""
-    async with db.read() as session:
-        return await _projects(session, visible)
+    with db.read() as session:
+        return _projects(session, visible)
 
 
-async def _projects(session: AsyncSession, visible: Collection[str] | None) -> list[str]:
+def _projects(session: Session, visible: Collection[str] | None) -> list[str]:
     query = select(models.ProjectRecord.name).order_by(models.ProjectRecord.name)
     if visible is not None:
         query = query.where(models.ProjectRecord.name.in_(visible))
-    return list(await session.scalars(query))
+    return list(session.scalars(query))
 
 
 def _matching(query: Select[Any], question: FleetQuery) -> Select[Any]:
@@ -232,29 +230,27 @@ def _attention(*, now: float) -> ColumnElement[int]:
     )
 
 
-async def matching_jobs(db: Database, question: FleetQuery, *, now: float) -> list[str]:
+def matching_jobs(db: Database, question: FleetQuery, *, now: float) -> list[str]:
     """Return the names of all jobs that match, on all pages, in alphabetical order."""
     query = _matching(select(models.JobRecord.name), question).order_by(models.JobRecord.name)
     if question.status is not None:
         query = query.where(status_in_sql(now=now) == question.status)
-    async with db.read() as session:
-        return list(await session.scalars(query))
+    with db.read() as session:
+        return list(session.scalars(query))
 
 
 # ---- orders that are computed for all matching jobs, since no column has their values
 
 
-async def _computed_order(
-    session: AsyncSession, matching: Select[Any], question: FleetQuery, *, now: float
-) -> list[str]:
+def _computed_order(session: Session, matching: Select[Any], question: FleetQuery, *, now: float) -> list[str]:
     """Return the names of matching jobs, outer-joined with their current attempts, in a computed order."""
     order: ComputedSort = question.order  # type: ignore[assignment]  # the caller has checked it
     job, status = models.JobRecord, status_in_sql(now=now).label("status")
     columns = (job.name, job.project, job.created_at, status, *_COLUMNS[order])
-    rows = (await session.execute(matching.with_only_columns(*columns))).all()
+    rows = session.execute(matching.with_only_columns(*columns)).all()
     durable: Mapping[str, LastDurable] = {}
     if order in ("risk", "durable"):
-        durable = await checkpoints.last_durable_of_many(session, matching.with_only_columns(job.name))
+        durable = checkpoints.last_durable_of_many(session, matching.with_only_columns(job.name))
     key_of, sign = _SORT_KEYS[order], 1 if question.reverse else -1
 
     def place(row: Row[Any]) -> tuple[str, bool, float, str]:
@@ -266,8 +262,7 @@ async def _computed_order(
             row.name,
         )
 
-    # Off the event loop: there may be ten thousand jobs.
-    return [row.name for row in await asyncio.to_thread(sorted, rows, key=place)]
+    return [row.name for row in sorted(rows, key=place)]
 
 
 def _risk(row: Row[Any], durable: Mapping[str, LastDurable]) -> float | None:

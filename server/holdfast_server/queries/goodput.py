@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import BigInteger, bindparam, case, cast, func, select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol.analyses import Goodput, TimeBucket
 from holdfast.protocol.timeline import ShortWindow, StallsOverTime, Window
@@ -72,10 +72,10 @@ def begin_of(window: Window | ShortWindow, *, now: float) -> float:
     return now - WINDOWS[window] if window in WINDOWS else 0.0
 
 
-async def goodput(db: Database, job: str, window: Window, *, now: float) -> Goodput:
+def goodput(db: Database, job: str, window: Window, *, now: float) -> Goodput:
     """Raises UnknownJob."""
-    async with db.read() as session:
-        sheet = await _timesheet(session, await find_job(session, job), window, now=now)
+    with db.read() as session:
+        sheet = _timesheet(session, find_job(session, job), window, now=now)
     wall = sheet.wall
     return Goodput(
         job=job,
@@ -106,25 +106,23 @@ class GoodputShare:
     wall_seconds: float
 
 
-async def shares(
-    session: AsyncSession, jobs: Sequence[str], window: ShortWindow, *, now: float
-) -> dict[str, GoodputShare]:
+def shares(session: Session, jobs: Sequence[str], window: ShortWindow, *, now: float) -> dict[str, GoodputShare]:
     """Return the goodput of many jobs, of those with an attempt in the window, in a fixed number of statements.
 
     How the rest of the time was spent does not affect goodput, and is not computed.
     """
     begins_at = begin_of(window, now=now)
-    rows = {row.name: row for row in await session.scalars(_JOBS, {"jobs": jobs})}
-    attempts = await attempts_of_jobs(session, list(rows), since=begins_at)
-    lineages = await lineage_starts(session, list(rows))
+    rows = {row.name: row for row in session.scalars(_JOBS, {"jobs": jobs})}
+    attempts = attempts_of_jobs(session, list(rows), since=begins_at)
+    lineages = lineage_starts(session, list(rows))
     standing = {
         name: _StandingIterations(
             [one.attempt for one in attempts.get(name, [])], Ancestry(lineages.get(name, []), row.lineage)
         )
         for name, row in rows.items()
     }
-    spans = await _spans(session, standing, begins_at, now)
-    overheads = await _overheads(session, list(rows), begins_at)
+    spans = _spans(session, standing, begins_at, now)
+    overheads = _overheads(session, list(rows), begins_at)
     found: dict[str, GoodputShare] = {}
     for name, row in rows.items():
         sheet = _productive(
@@ -152,22 +150,22 @@ def _productive(
     return timesheet(times, spans, (), begins_at=begins_at, ends_at=ends_at, overhead=overhead)
 
 
-async def _timesheet(session: AsyncSession, job: models.JobRecord, window: Window, *, now: float) -> Timesheet:
-    attempts = await attempts_of(session, job, since=begin_of(window, now=now))
+def _timesheet(session: Session, job: models.JobRecord, window: Window, *, now: float) -> Timesheet:
+    attempts = attempts_of(session, job, since=begin_of(window, now=now))
     begins_at, ends_at = _bounds(attempts, begin_of(window, now=now), now=now)
-    standing = _StandingIterations([one.attempt for one in attempts], await ancestry_of(session, job))
+    standing = _StandingIterations([one.attempt for one in attempts], ancestry_of(session, job))
     return timesheet(
-        [await _attempt_time(session, job, one, begins_at, now=now) for one in attempts],
-        (await _spans(session, {job.name: standing}, begins_at, ends_at)).get(job.name, []),
-        await _restores(session, job.name, begins_at),
+        [_attempt_time(session, job, one, begins_at, now=now) for one in attempts],
+        _spans(session, {job.name: standing}, begins_at, ends_at).get(job.name, []),
+        _restores(session, job.name, begins_at),
         begins_at=begins_at,
         ends_at=ends_at,
-        overhead=(await _overheads(session, [job.name], begins_at)).get(job.name, 0.0),
+        overhead=_overheads(session, [job.name], begins_at).get(job.name, 0.0),
     )
 
 
-async def _attempt_time(
-    session: AsyncSession, job: models.JobRecord, one: AttemptHistory, begins_at: float, *, now: float
+def _attempt_time(
+    session: Session, job: models.JobRecord, one: AttemptHistory, begins_at: float, *, now: float
 ) -> AttemptTime:
     attempt, ended_at = one.attempt, _ended_at(job, one, now=now)
     cut = attempt.started_at < begins_at < ended_at
@@ -175,7 +173,7 @@ async def _attempt_time(
         uid=attempt.uid,
         started_at=attempt.started_at,
         ended_at=ended_at,
-        trained_before=cut and await _trained_before(session, attempt, begins_at),
+        trained_before=cut and _trained_before(session, attempt, begins_at),
     )
 
 
@@ -228,19 +226,19 @@ class _StandingIterations:
         return min(upto, self._ends.get((uid, lineage), upto))
 
 
-async def _spans(
-    session: AsyncSession, standing: Mapping[str, _StandingIterations], begins_at: float, ends_at: float
+def _spans(
+    session: Session, standing: Mapping[str, _StandingIterations], begins_at: float, ends_at: float
 ) -> dict[str, list[Span]]:
     first, last = bucket_of(begins_at), bucket_of(ends_at)
     asked = {"jobs": list(standing), "first": first, "each": max(1, (last - first) // MAX_SPANS)}
     found: dict[str, list[Span]] = {}
-    for job, lineage, *values in await session.execute(_SPANS, asked):
+    for job, lineage, *values in session.execute(_SPANS, asked):
         span = dict(zip(_SPAN, values, strict=True))
         found.setdefault(job, []).append(Span(stands_upto=standing[job].upto(span["uid"], lineage), **span))
     return found
 
 
-async def _trained_before(session: AsyncSession, attempt: models.AttemptRecord, at: float) -> bool:
+def _trained_before(session: Session, attempt: models.AttemptRecord, at: float) -> bool:
     rows = models.RankTotalsRecord
     query = (
         select(rows.uid)
@@ -249,34 +247,34 @@ async def _trained_before(session: AsyncSession, attempt: models.AttemptRecord, 
         .order_by(rows.bucket.desc())
         .limit(1)
     )
-    return await session.scalar(query) is not None
+    return session.scalar(query) is not None
 
 
-async def _restores(session: AsyncSession, job: str, begins_at: float) -> list[Restored]:
+def _restores(session: Session, job: str, begins_at: float) -> list[Restored]:
     rows = models.StallRecord
     query = select(rows.at, rows.seconds).where(rows.job == job, rows.kind == "restore", rows.at >= begins_at)
-    return [Restored(at, seconds) for at, seconds in await session.execute(query)]
+    return [Restored(at, seconds) for at, seconds in session.execute(query)]
 
 
-async def _overheads(session: AsyncSession, jobs: Sequence[str], begins_at: float) -> dict[str, float]:
+def _overheads(session: Session, jobs: Sequence[str], begins_at: float) -> dict[str, float]:
     """Return the mean overhead that the agents measured in a window; a negative one is noise."""
-    found = await session.execute(_OVERHEADS, {"jobs": list(jobs), "begins_at": begins_at})
+    found = session.execute(_OVERHEADS, {"jobs": list(jobs), "begins_at": begins_at})
     return {job: max(0.0, mean) for job, mean in found if math.isfinite(mean)}
 
 
 # ---- stalls over time
 
 
-async def stalls_over_time(db: Database, job: str, window: Window, *, now: float) -> StallsOverTime:
+def stalls_over_time(db: Database, job: str, window: Window, *, now: float) -> StallsOverTime:
     """Return the stalls by kind and interval of time. Raises UnknownJob.
 
     A stall is reported at its end. The part that exceeds an interval counts for earlier intervals, except what
     lies before the window.
     """
     rows, attempts = models.StallRecord, models.AttemptRecord
-    async with db.read() as session:
-        row = await find_job(session, job)
-        first = await session.scalar(select(func.min(attempts.started_at)).where(attempts.job == job))
+    with db.read() as session:
+        row = find_job(session, job)
+        first = session.scalar(select(func.min(attempts.started_at)).where(attempts.job == job))
         begins_at = max(begin_of(window, now=now), first or row.created_at)
         ends_at = max(now, begins_at + 1)
         interval = (ends_at - begins_at) / STALL_INTERVALS
@@ -288,7 +286,7 @@ async def stalls_over_time(db: Database, job: str, window: Window, *, now: float
             .where(rows.job == job, rows.at >= begins_at)
             .group_by(rows.kind, bucket)
         )
-        found = (await session.execute(query)).all()
+        found = session.execute(query).all()
     ended: dict[str, list[float]] = {}
     for kind, number, waited in found:
         ended.setdefault(kind, [0.0] * STALL_INTERVALS)[number] = waited

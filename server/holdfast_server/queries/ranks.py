@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from sqlalchemy import func, select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol.analyses import RankInfo, RankTimes
 from holdfast.protocol.timeline import ShortWindow
@@ -54,17 +54,17 @@ class RankComparison:
     """Additional time at the barrier compared with the rank `waited_for`, by rank."""
 
 
-async def rank_times(db: Database, job: str, window: ShortWindow, *, now: float) -> RankTimes:
+def rank_times(db: Database, job: str, window: ShortWindow, *, now: float) -> RankTimes:
     """Compare the ranks of the current attempt; earlier ones may have run elsewhere. Raises UnknownJob."""
-    async with db.read() as session:
-        found = await find_job(session, job)
-        attempt = await session.get(models.AttemptRecord, (job, found.uid))
-        means = await _means(session, found, since=begin_of(window, now=now))
+    with db.read() as session:
+        found = find_job(session, job)
+        attempt = session.get(models.AttemptRecord, (job, found.uid))
+        means = _means(session, found, since=begin_of(window, now=now))
     world_size = max(1, attempt.world_size) if attempt else 1
     return _answer(job, window, world_size, means)
 
 
-async def rank_heat(
+def rank_heat(
     db: Database, job: str, ranks: Collection[int], window: ShortWindow, measure: str, *, now: float
 ) -> dict[int, list[float | None]]:
     """Return seconds per iteration of these ranks for every ten minutes of the window, of the current attempt.
@@ -72,8 +72,8 @@ async def rank_heat(
     `measure` is that of `rank_times`. None: the rank reported no iterations.
     """
     rows = models.RankTotalsRecord
-    async with db.read() as session:
-        found = await find_job(session, job)
+    with db.read() as session:
+        found = find_job(session, job)
         first, last = bucket_of(begin_of(window, now=now)), bucket_of(now)
         query = (
             select(
@@ -89,7 +89,7 @@ async def rank_heat(
             .group_by(rows.rank, rows.bucket)
             .having(func.sum(rows.iterations) > 0)
         )
-        totals = (await session.execute(query)).all()
+        totals = session.execute(query).all()
     heat: dict[int, list[float | None]] = {rank: [None] * (last - first + 1) for rank in ranks}
     for rank, bucket, iterations, seconds, barrier, measured in totals:
         waited = barrier / int(measured) if measured and measure == OWN else 0.0
@@ -97,7 +97,7 @@ async def rank_heat(
     return heat
 
 
-async def _means(session: AsyncSession, job: models.JobRecord, *, since: float) -> list[RankMeans]:
+def _means(session: Session, job: models.JobRecord, *, since: float) -> list[RankMeans]:
     """Return the means of each rank, from whole rows of ten minutes."""
     rows = models.RankTotalsRecord
     query = (
@@ -126,7 +126,7 @@ async def _means(session: AsyncSession, job: models.JobRecord, *, since: float) 
             data_seconds=row.data_seconds / int(row.iterations),
             barrier_seconds=row.barrier_seconds / int(row.barrier_iterations) if row.barrier_iterations else None,
         )
-        for row in await session.execute(query)
+        for row in session.execute(query)
     ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import Select, and_, func, select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.protocol.jobs import (
@@ -53,13 +53,13 @@ _STARTS = (
 )
 
 
-async def job_summary(view: JobView) -> JobSummary:
-    known = {view.name: await view.lineages()}
-    return (await summaries(view.session, [view.job], now=view.now, lineages=known))[0]
+def job_summary(view: JobView) -> JobSummary:
+    known = {view.name: view.lineages()}
+    return summaries(view.session, [view.job], now=view.now, lineages=known)[0]
 
 
-async def summaries(
-    session: AsyncSession,
+def summaries(
+    session: Session,
     jobs: Sequence[models.JobRecord],
     *,
     now: float,
@@ -67,16 +67,16 @@ async def summaries(
 ) -> list[JobSummary]:
     """Summarize jobs, in a fixed number of statements. `lineages`: those of the jobs, if they are known."""
     names = [job.name for job in jobs]
-    attempts = await current_attempts(session, names)
+    attempts = current_attempts(session, names)
     # rows are not plain tuples
-    starts = {job: rows for job, rows in await session.execute(_STARTS, {"jobs": names})}  # noqa: C416
-    known = await lineage_starts(session, names) if lineages is None else lineages
-    durable = await checkpoints.count(session, names)
-    open_orders = await restore_orders.open_orders(session, names)
-    asked = await desired_state.checkpoint_requests(session, names)
-    last_durable = await checkpoints.last_durable(session, names)
-    failing = await checkpoints.failing(session, names)
-    stalls = await _longest_stalls(session, names)
+    starts = {job: rows for job, rows in session.execute(_STARTS, {"jobs": names})}  # noqa: C416
+    known = lineage_starts(session, names) if lineages is None else lineages
+    durable = checkpoints.count(session, names)
+    open_orders = restore_orders.open_orders(session, names)
+    asked = desired_state.checkpoint_requests(session, names)
+    last_durable = checkpoints.last_durable(session, names)
+    failing = checkpoints.failing(session, names)
+    stalls = _longest_stalls(session, names)
     rows = []
     for job in jobs:
         starts_of_job = known.get(job.name, [])
@@ -152,11 +152,11 @@ def _summary(
     )
 
 
-async def _longest_stalls(session: AsyncSession, jobs: list[str]) -> dict[str, LongestStall]:
+def _longest_stalls(session: Session, jobs: list[str]) -> dict[str, LongestStall]:
     """Return the longest stall of each job over its last iterations, except restores, which are requested."""
     return {
         row.job: LongestStall(seconds=row.seconds, kind=row.kind, iteration=row.iteration)  # type: ignore[arg-type]
-        for row in await session.scalars(_of_longest_stalls(), {"jobs": jobs})
+        for row in session.scalars(_of_longest_stalls(), {"jobs": jobs})
     }
 
 
@@ -178,17 +178,17 @@ def _of_longest_stalls() -> Select[models.StallRecord]:
 # ---- forks --------------------------------------------------------------------------------------
 
 
-async def family(view: JobView, *, visible: Collection[str] | None = None) -> ForkFamily:
+def family(view: JobView, *, visible: Collection[str] | None = None) -> ForkFamily:
     """Return the origin of a job, and its forks, newest first.
 
     `visible`: projects that the user may see; None: all.
     """
-    origin, forks = await origin_of(view.session, view.name), await _forks(view.session, view.name, visible)
+    origin, forks = origin_of(view.session, view.name), _forks(view.session, view.name, visible)
     found = ForkFamily(origin=origin, forks=forks)
     return found if visible is None else _as_seen(found, visible)
 
 
-async def origin_of(session: AsyncSession, job: str) -> ForkSource | None:
+def origin_of(session: Session, job: str) -> ForkSource | None:
     """Return the checkpoint that a job was forked from; `None` for a job that is no fork."""
     rows, jobs = models.LineageRecord, models.JobRecord
     query = (
@@ -198,7 +198,7 @@ async def origin_of(session: AsyncSession, job: str) -> ForkSource | None:
         .order_by(rows.lineage)
         .limit(1)
     )
-    found = (await session.execute(query)).first()
+    found = session.execute(query).first()
     if found is None:
         return None
     name, checkpoint, digest, project = found
@@ -209,7 +209,7 @@ async def origin_of(session: AsyncSession, job: str) -> ForkSource | None:
     )
 
 
-async def _forks(session: AsyncSession, job: str, visible: Collection[str] | None) -> list[ForkInfo]:
+def _forks(session: Session, job: str, visible: Collection[str] | None) -> list[ForkInfo]:
     rows, jobs = models.LineageRecord, models.JobRecord
     query = (
         select(rows, jobs.project)
@@ -222,7 +222,7 @@ async def _forks(session: AsyncSession, job: str, visible: Collection[str] | Non
         query = query.where(jobs.project.in_(visible))
     return [
         answer_from(row, ForkInfo, project=project, checkpoint=row.from_checkpoint or "")
-        for row, project in await session.execute(query)
+        for row, project in session.execute(query)
     ]
 
 

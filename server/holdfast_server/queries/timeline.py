@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 from sqlalchemy import bindparam, func, select, tuple_
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol.analyses import CheckpointDetail
 from holdfast.protocol.ids import parse_checkpoint_id
@@ -58,7 +57,7 @@ _STARTS = (
 )
 
 
-async def restore_points(
+def restore_points(
     view: JobView, *, limit: int = 50, before: str | None = None, in_store: bool = False
 ) -> list[CheckpointInfo]:
     """List the checkpoints of all lineages and states, the last taken first.
@@ -72,49 +71,49 @@ async def restore_points(
     if in_store:
         query = query.where(rows.state.in_(IN_STORE))
     if before is not None:
-        last = (await session.execute(select(*order).where(rows.job == job, rows.id == before))).first()
+        last = session.execute(select(*order).where(rows.job == job, rows.id == before)).first()
         if last is None:
             raise InvalidSetting("before", f"no checkpoint {before!r}: give the last id of the previous page")
         query = query.where(tuple_(*order) < tuple_(*last))
-    ancestry = await view.ancestry()
-    return [as_row(row, ancestry) for row in await session.scalars(query.limit(min(limit, MAX_MARKS)))]
+    ancestry = view.ancestry()
+    return [as_row(row, ancestry) for row in session.scalars(query.limit(min(limit, MAX_MARKS)))]
 
 
-async def orders(view: JobView, *, limit: int = 20) -> list[Order]:
-    return await restore_orders.order_rows(view.session, view.name, limit=min(limit, MAX_ROWS))
+def orders(view: JobView, *, limit: int = 20) -> list[Order]:
+    return restore_orders.order_rows(view.session, view.name, limit=min(limit, MAX_ROWS))
 
 
-async def order(view: JobView, order: str) -> Order:
+def order(view: JobView, order: str) -> Order:
     """Raises UnknownOrder."""
-    return await restore_orders.find(view.session, view.name, order)
+    return restore_orders.find(view.session, view.name, order)
 
 
-async def edits(view: JobView, *, limit: int = 20) -> list[Edit]:
-    return await desired_state.edit_rows(view.session, view.name, limit=min(limit, MAX_ROWS))
+def edits(view: JobView, *, limit: int = 20) -> list[Edit]:
+    return desired_state.edit_rows(view.session, view.name, limit=min(limit, MAX_ROWS))
 
 
-async def notices(view: JobView, *, limit: int = 20) -> list[NoticeInfo]:
+def notices(view: JobView, *, limit: int = 20) -> list[NoticeInfo]:
     rows = models.NoticeRecord
     query = select(rows).where(rows.job == view.name).order_by(rows.id.desc()).limit(min(limit, MAX_ROWS))
-    return [answer_from(row, NoticeInfo) for row in await view.session.scalars(query)]
+    return [answer_from(row, NoticeInfo) for row in view.session.scalars(query)]
 
 
-async def story(view: JobView, checkpoint: str) -> CheckpointDetail:
+def story(view: JobView, checkpoint: str) -> CheckpointDetail:
     """Return the detail of a checkpoint. Raises CheckpointNotFound and InvalidSetting."""
     session, job = view.session, view.name
-    found = await checkpoints.find(session, view.job, checkpoint)
-    begun = await lineages_of(session, job)
+    found = checkpoints.find(session, view.job, checkpoint)
+    begun = lineages_of(session, job)
     here = Ancestry(begun, view.job.lineage)
     lineages = {one.lineage: here.as_row(one) for one in begun}
     return CheckpointDetail(
         checkpoint=as_row(found, here, ranks=MOST_RANK_SPANS),
         lineage=_descent(lineages, found.lineage),
         begun_here=[one for one in lineages.values() if one.parent == found.id],
-        orders=await restore_orders.order_rows(session, job, checkpoint=found.id, limit=MAX_ORDERS),
-        before=await _neighbour(session, found, here, later=False),
-        after=await _neighbour(session, found, here, later=True),
-        edit=await _edit(session, found),
-        verification=await verifications.find(session, job, found.id),
+        orders=restore_orders.order_rows(session, job, checkpoint=found.id, limit=MAX_ORDERS),
+        before=_neighbour(session, found, here, later=False),
+        after=_neighbour(session, found, here, later=True),
+        edit=_edit(session, found),
+        verification=verifications.find(session, job, found.id),
     )
 
 
@@ -126,8 +125,8 @@ def _descent(lineages: dict[int, LineageInfo], number: int) -> list[LineageInfo]
     return found
 
 
-async def _neighbour(
-    session: AsyncSession, point: models.CheckpointRecord, here: Ancestry, *, later: bool
+def _neighbour(
+    session: Session, point: models.CheckpointRecord, here: Ancestry, *, later: bool
 ) -> CheckpointInfo | None:
     rows = models.CheckpointRecord
     query = select(rows).where(rows.job == point.job, rows.lineage == point.lineage, rows.state == DURABLE)
@@ -135,11 +134,11 @@ async def _neighbour(
         query = query.where(rows.iteration > point.iteration).order_by(rows.iteration)
     else:
         query = query.where(rows.iteration < point.iteration).order_by(rows.iteration.desc())
-    found = (await session.scalars(query.limit(1))).first()
+    found = session.scalars(query.limit(1)).first()
     return None if found is None else as_row(found, here)
 
 
-async def _edit(session: AsyncSession, point: models.CheckpointRecord) -> Edit | None:
+def _edit(session: Session, point: models.CheckpointRecord) -> Edit | None:
     """Find the edit that applied to a checkpoint, by time: checkpoints have no version."""
     versions = models.SettingsVersionRecord
     query = (
@@ -149,7 +148,7 @@ async def _edit(session: AsyncSession, point: models.CheckpointRecord) -> Edit |
         .order_by(versions.version.desc())
         .limit(1)
     )
-    found = (await session.scalars(query)).first()
+    found = session.scalars(query).first()
     return None if found is None else desired_state.as_edit(found)
 
 
@@ -177,21 +176,19 @@ class TimelineQuery:
     """Rank whose machine is included; `None` for none."""
 
 
-async def timeline(
-    db: Database, job: str, asked: TimelineQuery | None = None, *, now: float | None = None
-) -> Timeline:
+def timeline(db: Database, job: str, asked: TimelineQuery | None = None, *, now: float | None = None) -> Timeline:
     asked = TimelineQuery() if asked is None else asked
     now = time.time() if now is None else now
-    async with db.read() as session:
-        found = await find_job(session, job)
-        read = await read_series(session, found, asked)
+    with db.read() as session:
+        found = find_job(session, job)
+        read = read_series(session, found, asked)
         reach, extent, ancestry = read.reach, read.extent, read.ancestry
         rank = asked.machine_rank
-        machine = None if rank is None else await _read_machine(session, found, read, rank)
-        ranks = [] if rank is None else await reading.machine_ranks(session, job)
-        total, stalled = await timeline_annotations.totals(session, job, reach)
+        machine = None if rank is None else _read_machine(session, found, read, rank)
+        ranks = [] if rank is None else reading.machine_ranks(session, job)
+        total, stalled = timeline_annotations.totals(session, job, reach)
         most = min(asked.checkpoints or 0, MAX_CHECKPOINTS) or reach.marks
-        rows, density = await _checkpoints(session, found, reach, total, most=most)
+        rows, density = _checkpoints(session, found, reach, total, most=most)
         many_stalls = stalled > reach.marks
         shown_ranks = MAX_RANKS if total <= MAX_CHECKPOINTS_WITH_RANKS else 0
         answer = Timeline(
@@ -201,36 +198,36 @@ async def timeline(
             window=(int(reach.first), int(reach.last)) if extent and reach.axis == "iteration" else None,
             times=read.times,
             time_window=(reach.first, reach.last) if extent and reach.axis == "time" else None,
-            silent_since=await _silent_since(session, found, read.starts, now=now),
+            silent_since=_silent_since(session, found, read.starts, now=now),
             now=now,
             metrics=read.metrics,
             lineages=read.lineages,
             checkpoints=[as_row(row, ancestry, ranks=shown_ranks) for row in rows],
             checkpoints_total=total,
             checkpoint_density=density,
-            stalls=await timeline_annotations.stalls(session, job, reach, ancestry) if stalled else [],
+            stalls=timeline_annotations.stalls(session, job, reach, ancestry) if stalled else [],
             stalls_total=stalled,
-            stall_density=await timeline_annotations.stall_density(session, job, reach) if many_stalls else [],
+            stall_density=timeline_annotations.stall_density(session, job, reach) if many_stalls else [],
             attempts=[answer_from(row, AttemptInfo) for row in read.starts],
-            edits=await desired_state.edit_rows(session, job, limit=MAX_ROWS),
-            orders=await restore_orders.order_rows(session, job, limit=MAX_ROWS),
-            paced=await timeline_annotations.paced(session, job, reach, ancestry),
-            gaps=await timeline_annotations.gaps(session, job, reach),
-            annotations=await timeline_annotations.annotation_rows(session, job, reach, ancestry),
-            troubles=await timeline_annotations.troubles(session, job, reach, ancestry),
-            last_good=await _last_good(session, found, ancestry),
+            edits=desired_state.edit_rows(session, job, limit=MAX_ROWS),
+            orders=restore_orders.order_rows(session, job, limit=MAX_ROWS),
+            paced=timeline_annotations.paced(session, job, reach, ancestry),
+            gaps=timeline_annotations.gaps(session, job, reach),
+            annotations=timeline_annotations.annotation_rows(session, job, reach, ancestry),
+            troubles=timeline_annotations.troubles(session, job, reach, ancestry),
+            last_good=_last_good(session, found, ancestry),
         )
     if asked.digits is not None:
-        answer = await asyncio.to_thread(_rounded, answer, asked.digits)
-    drawn, bucketed = await read.draw(asked)
+        answer = _rounded(answer, asked.digits)
+    drawn, bucketed = read.draw(asked)
     answer = msgspec.structs.replace(answer, series=drawn, bucketed=bucketed)
     if rank is None or machine is None:
         return answer
-    return msgspec.structs.replace(answer, machine=await _draw_machine(machine, asked, rank, ranks))
+    return msgspec.structs.replace(answer, machine=_draw_machine(machine, asked, rank, ranks))
 
 
-async def _last_good(session: AsyncSession, job: models.JobRecord, path: Ancestry) -> LastGoodInfo | None:
-    found = await last_good.find(session, job, path)
+def _last_good(session: Session, job: models.JobRecord, path: Ancestry) -> LastGoodInfo | None:
+    found = last_good.find(session, job, path)
     if found is None:
         return None
     checkpoint = None if found.checkpoint is None else found.checkpoint.id
@@ -258,10 +255,10 @@ class JobSeries:
     plans: list[read_plan.PlannedRead]
     contents: series.TimelineData
 
-    async def draw(self, asked: TimelineQuery) -> tuple[list[Series], bool]:
+    def draw(self, asked: TimelineQuery) -> tuple[list[Series], bool]:
         """Return the curves, and whether some points stand for several iterations."""
         # Off the event loop: a window may have many thousands of numbers.
-        made = await asyncio.to_thread(self._drawn, asked)
+        made = self._drawn(asked)
         stands = {row.lineage: row.stands_until for row in self.lineages}
         curves = [
             msgspec.structs.replace(one, stands_until=-1 if one.lost else stands.get(one.lineage, -1))
@@ -280,17 +277,17 @@ class JobSeries:
         return [one for one in made if one is not None]
 
 
-async def read_series(session: AsyncSession, job: models.JobRecord, asked: TimelineQuery) -> JobSeries:
+def read_series(session: Session, job: models.JobRecord, asked: TimelineQuery) -> JobSeries:
     """Read the samples of a job in a window."""
-    begun = await lineages_of(session, job.name)
-    all_series = await reading.series_of(session, job.name)
-    starts = await _starts(session, job.name)
-    extent, times = _extent(begun, all_series), await _times(session, job.name, all_series, starts)
+    begun = lineages_of(session, job.name)
+    all_series = reading.series_of(session, job.name)
+    starts = _starts(session, job.name)
+    extent, times = _extent(begun, all_series), _times(session, job.name, all_series, starts)
     first, last = _bounds(times if asked.axis == "time" else extent, asked.start, asked.end)
     reach = TimelineWindow(
         asked.axis, first, last, max(2, min(asked.points, MAX_POINTS)), min(asked.marks, MAX_MARKS), asked.digits
     )
-    plans = await _plans(session, job, all_series, starts, reach)
+    plans = _plans(session, job, all_series, starts, reach)
     ancestry = Ancestry(begun, job.lineage)
     return JobSeries(
         reach=reach,
@@ -301,34 +298,34 @@ async def read_series(session: AsyncSession, job: models.JobRecord, asked: Timel
         lineages=[ancestry.as_row(one) for one in begun],
         starts=starts,
         plans=plans,
-        contents=await reading.contents(session, job.name, [read for plan in plans for read in plan.segments]),
+        contents=reading.contents(session, job.name, [read for plan in plans for read in plan.segments]),
     )
 
 
-async def _read_machine(session: AsyncSession, job: models.JobRecord, read: JobSeries, rank: int) -> JobSeries:
+def _read_machine(session: Session, job: models.JobRecord, read: JobSeries, rank: int) -> JobSeries:
     """Read what was measured of the machine of a rank in the same window."""
     stored = MACHINE_RANK + rank
-    plans = await _plans(session, job, await reading.series_of(session, job.name, stored), read.starts, read.reach)
+    plans = _plans(session, job, reading.series_of(session, job.name, stored), read.starts, read.reach)
     reads = [segment for plan in plans for segment in plan.segments]
-    return replace(read, plans=plans, contents=await reading.contents(session, job.name, reads, stored))
+    return replace(read, plans=plans, contents=reading.contents(session, job.name, reads, stored))
 
 
-async def _draw_machine(machine: JobSeries, asked: TimelineQuery, rank: int, ranks: list[int]) -> MachineTimeline:
-    curves, _ = await machine.draw(replace(asked, metrics=None))
+def _draw_machine(machine: JobSeries, asked: TimelineQuery, rank: int, ranks: list[int]) -> MachineTimeline:
+    curves, _ = machine.draw(replace(asked, metrics=None))
     lines = [answer_from(one, MachineSeries) for one in curves]
     return MachineTimeline(rank=rank, ranks=ranks, series=lines)
 
 
-async def _checkpoints(
-    session: AsyncSession, job: models.JobRecord, reach: TimelineWindow, total: int, *, most: int
+def _checkpoints(
+    session: Session, job: models.JobRecord, reach: TimelineWindow, total: int, *, most: int
 ) -> tuple[Sequence[models.CheckpointRecord], CheckpointDensity | None]:
     """Return the checkpoints of the window one by one, or, of more than `most`, a selection and their density."""
     if not total:
         return [], None
     if total <= most:
-        return await timeline_annotations.checkpoints(session, job.name, reach), None
-    density = await timeline_annotations.checkpoint_density(session, job.name, reach)
-    rows = await timeline_annotations.some_checkpoints(
+        return timeline_annotations.checkpoints(session, job.name, reach), None
+    density = timeline_annotations.checkpoint_density(session, job.name, reach)
+    rows = timeline_annotations.some_checkpoints(
         session, job.name, reach, lineage=job.lineage, every_durable=sum(density.durable) <= most
     )
     return rows, density
@@ -347,8 +344,8 @@ def _extent(
     return min(one.first_iteration for one in all_series), max(one.last_iteration for one in begun)
 
 
-async def _times(
-    session: AsyncSession,
+def _times(
+    session: Session,
     job: str,
     all_series: Sequence[models.SampleSeriesRecord],
     starts: Sequence[models.AttemptRecord],
@@ -358,16 +355,16 @@ async def _times(
     began = min(one.started_at for one in starts)
     if len(starts) == MAX_ROWS:  # there may be earlier ones
         rows = models.AttemptRecord
-        began = await session.scalar(select(func.min(rows.started_at)).where(rows.job == job)) or began
+        began = session.scalar(select(func.min(rows.started_at)).where(rows.job == job)) or began
     return began, max(began, *(one.last_at for one in all_series))
 
 
-async def _silent_since(
-    session: AsyncSession, job: models.JobRecord, starts: Sequence[models.AttemptRecord], *, now: float
+def _silent_since(
+    session: Session, job: models.JobRecord, starts: Sequence[models.AttemptRecord], *, now: float
 ) -> float | None:
     attempt = next((one for one in starts if one.uid == job.uid), None)
     if attempt is None:
-        attempt = await session.get(models.AttemptRecord, (job.name, job.uid))
+        attempt = session.get(models.AttemptRecord, (job.name, job.uid))
     return job.last_contact_at if status_of(job, attempt, now=now).status == "silent" else None
 
 
@@ -386,8 +383,8 @@ def _reached(job: models.JobRecord, all_series: Sequence[models.SampleSeriesReco
     return max([job.iteration, *own])
 
 
-async def _plans(
-    session: AsyncSession,
+def _plans(
+    session: Session,
     job: models.JobRecord,
     all_series: Sequence[models.SampleSeriesRecord],
     attempts: Sequence[models.AttemptRecord],
@@ -399,7 +396,7 @@ async def _plans(
     cuts = {}
     for one in all_series:
         since = began.get(one.attempt, reach.first)
-        cut = await reading.iterations_between(session, one, reach.first, reach.last, began=since)
+        cut = reading.iterations_between(session, one, reach.first, reach.last, began=since)
         if cut is not None:
             cuts[one.id] = cut
     reached = _reached(job, all_series)
@@ -409,6 +406,6 @@ async def _plans(
     return [read_plan.plan(line, max(2, round(reach.points * line.rows / rows))) for line in found]
 
 
-async def _starts(session: AsyncSession, job: str) -> list[models.AttemptRecord]:
+def _starts(session: Session, job: str) -> list[models.AttemptRecord]:
     """Return the newest attempts, oldest first."""
-    return list(reversed((await session.scalars(_STARTS, {"job": job})).all()))
+    return list(reversed(session.scalars(_STARTS, {"job": job}).all()))

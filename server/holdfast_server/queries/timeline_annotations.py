@@ -9,8 +9,7 @@ from functools import cache
 from typing import Any, Literal
 
 from sqlalchemy import BigInteger, ColumnElement, Integer, Select, bindparam, case, cast, func, or_, select
-from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from holdfast.protocol.jobs import Annotation
 from holdfast.protocol.timeline import (
@@ -78,9 +77,9 @@ class TimelineWindow:
         return float(f"{value or 0.0:.{self.digits or 17}g}")
 
 
-async def totals(session: AsyncSession, job: str, reach: TimelineWindow) -> tuple[int, int]:
+def totals(session: Session, job: str, reach: TimelineWindow) -> tuple[int, int]:
     """Count the checkpoints and stalls in the window."""
-    checkpoints, stalls = (await session.execute(_of_totals(reach.axis), reach.values(job))).one()
+    checkpoints, stalls = session.execute(_of_totals(reach.axis), reach.values(job)).one()
     return checkpoints, stalls
 
 
@@ -97,15 +96,15 @@ def _held(axis: Axis, rows: Any, at: Moment | None = None) -> tuple[ColumnElemen
     return rows.job == bindparam("job"), place >= bindparam("first"), place <= bindparam("last")
 
 
-async def checkpoints(session: AsyncSession, job: str, reach: TimelineWindow) -> Sequence[models.CheckpointRecord]:
+def checkpoints(session: Session, job: str, reach: TimelineWindow) -> Sequence[models.CheckpointRecord]:
     """Return the checkpoints in the window."""
     rows = models.CheckpointRecord
     query = select(rows).where(*_held(reach.axis, rows, taken_at())).order_by(rows.iteration, rows.lineage)
-    return (await session.scalars(query, reach.values(job))).all()
+    return session.scalars(query, reach.values(job)).all()
 
 
-async def some_checkpoints(
-    session: AsyncSession, job: str, reach: TimelineWindow, *, lineage: int, every_durable: bool
+def some_checkpoints(
+    session: Session, job: str, reach: TimelineWindow, *, lineage: int, every_durable: bool
 ) -> Sequence[models.CheckpointRecord]:
     """Return a selection of the checkpoints in the window.
 
@@ -128,11 +127,11 @@ async def some_checkpoints(
     kept = or_(rows.pinned_at.is_not(None), rows.label.is_not(None), rows.kind == "safety")
     odd = select(rows).where(*within, or_(kept, rows.state.in_(_TELLING)))
     odd = odd.order_by(case((kept, 0), else_=1), rows.iteration.desc()).limit(reach.marks // 2)
-    found = {row.id: row for query in (some, odd, durable) for row in await session.scalars(query, values)}
+    found = {row.id: row for query in (some, odd, durable) for row in session.scalars(query, values)}
     return sorted(found.values(), key=lambda row: (row.iteration, row.lineage))
 
 
-async def checkpoint_density(session: AsyncSession, job: str, reach: TimelineWindow) -> CheckpointDensity:
+def checkpoint_density(session: Session, job: str, reach: TimelineWindow) -> CheckpointDensity:
     rows = models.CheckpointRecord
     bucket = reach.bucket(rows.iteration, taken_at()).label("bucket")
     query = (
@@ -148,7 +147,7 @@ async def checkpoint_density(session: AsyncSession, job: str, reach: TimelineWin
         .group_by(bucket)
         .order_by(bucket)
     )
-    found = await session.execute(query, reach.values(job))
+    found = session.execute(query, reach.values(job))
     columns: list[list[Any]] = [list(column) for column in zip(*found, strict=True)]
     starts, count, durable, failed, snapshot, persist = columns
     return CheckpointDensity(
@@ -162,18 +161,18 @@ async def checkpoint_density(session: AsyncSession, job: str, reach: TimelineWin
     )
 
 
-async def stalls(session: AsyncSession, job: str, reach: TimelineWindow, ancestry: Ancestry) -> list[StallInfo]:
+def stalls(session: Session, job: str, reach: TimelineWindow, ancestry: Ancestry) -> list[StallInfo]:
     """Return the longest stalls in the order of their times."""
     rows = models.StallRecord
     query = select(rows).where(*_held(reach.axis, rows)).order_by(rows.seconds.desc()).limit(reach.marks)
     found = [
         answer_from(row, StallInfo, abandoned=(row.iteration, row.lineage) not in ancestry)
-        for row in await session.scalars(query, reach.values(job))
+        for row in session.scalars(query, reach.values(job))
     ]
     return sorted(found, key=lambda stall: stall.at)
 
 
-async def stall_density(session: AsyncSession, job: str, reach: TimelineWindow) -> list[StallDensity]:
+def stall_density(session: Session, job: str, reach: TimelineWindow) -> list[StallDensity]:
     """Return the density of stalls by kind."""
     rows = models.StallRecord
     bucket = reach.bucket(rows.iteration, rows.at).label("bucket")
@@ -184,7 +183,7 @@ async def stall_density(session: AsyncSession, job: str, reach: TimelineWindow) 
         .order_by(rows.kind, bucket)
     )
     made: dict[str, StallDensity] = {}
-    for kind, number, count, seconds, longest in await session.execute(query, reach.values(job)):
+    for kind, number, count, seconds, longest in session.execute(query, reach.values(job)):
         one = made.setdefault(kind, StallDensity(kind=typing.cast("StallKind", kind), width=reach.bar))
         one.start.append(reach.start(number))
         one.count.append(count)
@@ -193,23 +192,21 @@ async def stall_density(session: AsyncSession, job: str, reach: TimelineWindow) 
     return list(made.values())
 
 
-async def paced(session: AsyncSession, job: str, reach: TimelineWindow, ancestry: Ancestry) -> list[IntervalInfo]:
+def paced(session: Session, job: str, reach: TimelineWindow, ancestry: Ancestry) -> list[IntervalInfo]:
     """Return the decisions in the window and the one before; of too many, the changes and every n-th."""
     values = reach.values(job)
-    within = (await session.scalars(_first_paced(reach.axis), {**values, "most": reach.marks + 1})).all()
+    within = session.scalars(_first_paced(reach.axis), {**values, "most": reach.marks + 1}).all()
     if len(within) > reach.marks:
-        within = (await session.scalars(_paced_in(reach.axis, reach.marks), values)).all()
-    before = await session.scalars(_paced_before(reach.axis), values)
+        within = session.scalars(_paced_in(reach.axis, reach.marks), values).all()
+    before = session.scalars(_paced_before(reach.axis), values)
     found = (*before, *within)
     stands = _standing(found, ancestry)
     return [answer_from(row, IntervalInfo, stands=row.id in stands) for row in found]
 
 
-async def annotation_rows(
-    session: AsyncSession, job: str, reach: TimelineWindow, ancestry: Ancestry
-) -> list[Annotation]:
+def annotation_rows(session: Session, job: str, reach: TimelineWindow, ancestry: Ancestry) -> list[Annotation]:
     """Return the newest annotations in the window, oldest first."""
-    newest = (await session.scalars(_of_annotations(reach.axis), reach.values(job))).all()
+    newest = session.scalars(_of_annotations(reach.axis), reach.values(job)).all()
     return [
         answer_from(row, Annotation, abandoned=(row.iteration, row.lineage) not in ancestry)
         for row in reversed(newest)
@@ -222,13 +219,11 @@ def _of_annotations(axis: Axis) -> Select[models.AnnotationRecord]:
     return select(rows).where(*_held(axis, rows)).order_by(rows.id.desc()).limit(bindparam("most", type_=Integer))
 
 
-async def troubles(
-    session: AsyncSession, job: str, reach: TimelineWindow, ancestry: Ancestry
-) -> list[TroubleInfo]:
+def troubles(session: Session, job: str, reach: TimelineWindow, ancestry: Ancestry) -> list[TroubleInfo]:
     """Return the newest alerts about iterations, oldest first."""
     rows = models.AlertRecord
     query = select(rows).where(rows.job == job, rows.iteration.is_not(None), rows.fired_at.is_not(None))
-    newest = (await session.scalars(query.order_by(rows.id.desc()).limit(reach.marks))).all()
+    newest = session.scalars(query.order_by(rows.id.desc()).limit(reach.marks)).all()
     return [
         answer_from(
             row, TroubleInfo, alert=row.id, at=row.fired_at, lineage=row.lineage or 0,
@@ -298,11 +293,9 @@ def _nth(columns: Any, most: int) -> ColumnElement[bool]:
     return kept
 
 
-async def gaps(session: AsyncSession, job: str, reach: TimelineWindow) -> list[SampleGapInfo]:
+def gaps(session: Session, job: str, reach: TimelineWindow) -> list[SampleGapInfo]:
     """Return the largest gaps in the order of iterations; in a window of time all gaps, which have no time."""
-    found = [
-        answer_from(row, SampleGapInfo) for row in await session.scalars(_of_gaps(reach.axis), reach.values(job))
-    ]
+    found = [answer_from(row, SampleGapInfo) for row in session.scalars(_of_gaps(reach.axis), reach.values(job))]
     return sorted(found, key=lambda gap: (gap.lineage, gap.first_iteration))
 
 

@@ -7,14 +7,13 @@ out.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol.field_types import MAX_ITERATION, TIMES_END
 from holdfast.protocol.jobs import Edit, Order
@@ -71,9 +70,7 @@ class _Found:
     paced: Sequence[IntervalInfo]
 
 
-async def trace(
-    db: Database, room: asyncio.Semaphore, job: str, attempt: int | None, first: int | None, last: int | None
-) -> dict[str, Any]:
+def trace(db: Database, job: str, attempt: int | None, first: int | None, last: int | None) -> dict[str, Any]:
     """Return the trace of an attempt, or of some of its iterations.
 
     Without a number, of the attempt that reported the last iteration, or of the newest attempt.
@@ -81,22 +78,20 @@ async def trace(
     Raises:
         UnknownJob, InvalidSetting.
     """
-    async with room:
-        async with db.read() as session:
-            all_series = await reading.series_of(session, job)
-            within = await _within(session, job, all_series, attempt, first, last)
-            plans = _plans(all_series, within)
-            found = _Found(
-                plans,
-                await reading.contents(session, job, [read for plan in plans for read in plan.segments]),
-                await _checkpoints_of(session, job, within),
-                await _stalls_of(session, job, within),
-                await desired_state.edit_rows(session, job, limit=MAX_ROWS),
-                await restore_orders.order_rows(session, job, limit=MAX_ROWS),
-                await _paced_of(session, job, within),
-            )
-        # Off the event loop: a trace may have many thousands of events.
-        return await asyncio.to_thread(_trace, job, within, found)
+    with db.read() as session:
+        all_series = reading.series_of(session, job)
+        within = _within(session, job, all_series, attempt, first, last)
+        plans = _plans(all_series, within)
+        found = _Found(
+            plans,
+            reading.contents(session, job, [read for plan in plans for read in plan.segments]),
+            _checkpoints_of(session, job, within),
+            _stalls_of(session, job, within),
+            desired_state.edit_rows(session, job, limit=MAX_ROWS),
+            restore_orders.order_rows(session, job, limit=MAX_ROWS),
+            _paced_of(session, job, within),
+        )
+    return _trace(job, within, found)
 
 
 def _trace(job: str, within: _Within, found: _Found) -> dict[str, Any]:
@@ -125,17 +120,17 @@ def _of_numbers(event: Event) -> Event | None:
     return event | {"args": event["args"] | dict.fromkeys(odd)} if odd else event
 
 
-async def _within(
-    session: AsyncSession,
+def _within(
+    session: Session,
     job: str,
     all_series: Iterable[models.SampleSeriesRecord],
     attempt: int | None,
     first: int | None,
     last: int | None,
 ) -> _Within:
-    found, rows = await find_job(session, job), models.AttemptRecord
+    found, rows = find_job(session, job), models.AttemptRecord
     query = select(rows).where(rows.job == job).order_by(rows.started_at, rows.attempt)
-    known = (await session.scalars(query)).all()
+    known = session.scalars(query).all()
     if attempt is None:
         uid = found.uid if last is None else _uid_at(all_series, last, found)
         chosen = next((row for row in known if row.uid == uid), None)
@@ -168,26 +163,26 @@ def _plans(all_series: Iterable[models.SampleSeriesRecord], within: _Within) -> 
     return [read_plan.plan(line, max(2, math.ceil(MAX_POINTS * line.rows / rows))) for line in found]
 
 
-async def _checkpoints_of(session: AsyncSession, job: str, within: _Within) -> Sequence[models.CheckpointRecord]:
+def _checkpoints_of(session: Session, job: str, within: _Within) -> Sequence[models.CheckpointRecord]:
     rows = models.CheckpointRecord
     query = select(rows).where(rows.job == job, rows.attempt == within.attempt)
     query = query.where(rows.iteration.between(within.first, within.last)).order_by(rows.iteration)
-    return (await session.scalars(query.limit(MOST_ROWS + 1))).all()
+    return session.scalars(query.limit(MOST_ROWS + 1)).all()
 
 
-async def _stalls_of(session: AsyncSession, job: str, within: _Within) -> Sequence[models.StallRecord]:
+def _stalls_of(session: Session, job: str, within: _Within) -> Sequence[models.StallRecord]:
     rows = models.StallRecord
     query = select(rows).where(rows.job == job, rows.at.between(within.begin, within.end))
     query = query.where(rows.iteration.between(within.first, within.last)).order_by(rows.at)
-    return (await session.scalars(query.limit(MOST_ROWS + 1))).all()
+    return session.scalars(query.limit(MOST_ROWS + 1)).all()
 
 
-async def _paced_of(session: AsyncSession, job: str, within: _Within) -> list[IntervalInfo]:
+def _paced_of(session: Session, job: str, within: _Within) -> list[IntervalInfo]:
     reach = timeline_annotations.TimelineWindow("iteration", within.first, within.last, MAX_POINTS, MAX_MARKS)
     if (within.first, within.last) == (0, MAX_ITERATION):
         reach = timeline_annotations.TimelineWindow("time", within.begin, within.end, MAX_POINTS, MAX_MARKS)
-    ancestry = await ancestry_of(session, await find_job(session, job))
-    found = await timeline_annotations.paced(session, job, reach, ancestry)
+    ancestry = ancestry_of(session, find_job(session, job))
+    found = timeline_annotations.paced(session, job, reach, ancestry)
     return [row for row in found if within.lasts(row.at) and within.first <= row.iteration <= within.last]
 
 

@@ -20,7 +20,7 @@ from sqlalchemy import (
     literal,
     select,
 )
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol.ids import checkpoint_id, parse_checkpoint_id
 from holdfast.protocol.timeline import LineageInfo
@@ -76,22 +76,22 @@ class Ancestry:
         return answer_from(row, LineageInfo, order=row.order_id, abandoned=upto is None, stands_until=until)
 
 
-async def ancestry_of(session: AsyncSession, job: models.JobRecord, lineage: int | None = None) -> Ancestry:
+def ancestry_of(session: Session, job: models.JobRecord, lineage: int | None = None) -> Ancestry:
     """Return the ancestry of a lineage, by default of the job's current one."""
-    found = await lineage_starts(session, [job.name])
+    found = lineage_starts(session, [job.name])
     return Ancestry(found.get(job.name, []), job.lineage if lineage is None else lineage)
 
 
-async def lineage_starts(session: AsyncSession, jobs: list[str]) -> dict[str, list[LineageStart]]:
+def lineage_starts(session: Session, jobs: list[str]) -> dict[str, list[LineageStart]]:
     """Return by job where each of its lineages begins, and from which checkpoint."""
     found: dict[str, list[LineageStart]] = {}
-    for row in await session.execute(_LINEAGE_STARTS, {"jobs": jobs}):
+    for row in session.execute(_LINEAGE_STARTS, {"jobs": jobs}):
         found.setdefault(row.job, []).append(row)
     return found
 
 
-async def lineages_of(session: AsyncSession, job: str) -> Sequence[models.LineageRecord]:
-    return (await session.scalars(_LINEAGES, {"job": job})).all()
+def lineages_of(session: Session, job: str) -> Sequence[models.LineageRecord]:
+    return session.scalars(_LINEAGES, {"job": job}).all()
 
 
 def ancestries(jobs: BindParameter[Any] | Select[str]) -> CTE:

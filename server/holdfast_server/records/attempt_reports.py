@@ -7,7 +7,7 @@ import math
 import msgspec
 import numpy as np
 from sqlalchemy import Connection, and_, delete, func, insert, or_, select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol.tracebacks import exception_in, is_of_launcher
 from holdfast.protocol.wire import (
@@ -33,32 +33,28 @@ MAX_CONTENTS_BYTES = 8 * 2**20
 _values, _lines = msgspec.msgpack.Decoder(dict[str, str]), msgspec.msgpack.Decoder(list[str])
 
 
-async def record_configuration(
-    session: AsyncSession, attempt: models.AttemptRecord, event: ConfigurationReport
-) -> None:
+def record_configuration(session: Session, attempt: models.AttemptRecord, event: ConfigurationReport) -> None:
     """Store a section, in the place of an earlier report of it."""
     values = {name: value[:MAX_CONFIGURATION_VALUE] for name, value in event.values.items()}
     contents = compress(msgspec.msgpack.encode(values), COMPRESSION_LEVEL)
-    await session.merge(
+    session.merge(
         models.AttemptConfigurationRecord(
             job=attempt.job, uid=attempt.uid, section=event.section, contents=contents
         )
     )
 
 
-async def configuration_of(
-    session: AsyncSession, job: str, uid: str
-) -> dict[ConfigurationSection, dict[str, str]]:
+def configuration_of(session: Session, job: str, uid: str) -> dict[ConfigurationSection, dict[str, str]]:
     """Return the values by name of each section that the attempt reported."""
     rows = models.AttemptConfigurationRecord
     query = select(rows.section, rows.contents).where(rows.job == job, rows.uid == uid)
     return {
         section: _values.decode(decompress(contents, MAX_CONTENTS_BYTES))  # type: ignore[misc]
-        for section, contents in await session.execute(query)
+        for section, contents in session.execute(query)
     }
 
 
-async def record_output(session: AsyncSession, attempt: models.AttemptRecord, event: OutputReport) -> None:
+def record_output(session: Session, attempt: models.AttemptRecord, event: OutputReport) -> None:
     """Store lines of output, whatever numbers the report gives them, and keep the last `MAX_OUTPUT_LINES`.
 
     A report replaces what was reported with the same numbers, so that an attempt has at most twice as many.
@@ -69,44 +65,42 @@ async def record_output(session: AsyncSession, attempt: models.AttemptRecord, ev
     rows, end = models.OutputRecord, event.first + len(event.lines)
     first = end - len(lines)
     of_attempt = (rows.job == attempt.job, rows.uid == attempt.uid)
-    newest = max(end, await session.scalar(select(func.max(rows.end)).where(*of_attempt)) or end)
+    newest = max(end, session.scalar(select(func.max(rows.end)).where(*of_attempt)) or end)
     outdated = rows.end <= newest - MAX_OUTPUT_LINES
     same_numbers = and_(rows.first < end, rows.end > first)
-    await session.execute(
+    session.execute(
         delete(rows).where(*of_attempt, or_(outdated, same_numbers)),
         execution_options={"synchronize_session": False},
     )
     if end > newest - MAX_OUTPUT_LINES:
         contents = compress(msgspec.msgpack.encode(lines), COMPRESSION_LEVEL)
-        await session.execute(
+        session.execute(
             insert(rows).values(job=attempt.job, uid=attempt.uid, first=first, end=end, contents=contents)
         )
-        await _note_exception(session, attempt, first, lines)
+        _note_exception(session, attempt, first, lines)
 
 
-async def _note_exception(
-    session: AsyncSession, attempt: models.AttemptRecord, first: int, lines: list[str]
-) -> None:
+def _note_exception(session: Session, attempt: models.AttemptRecord, first: int, lines: list[str]) -> None:
     """Note the exception of the last traceback, which may have begun in the report before."""
     position = exception_in(lines)
     if position is None:
         rows = models.OutputRecord
         of_attempt = (rows.job == attempt.job, rows.uid == attempt.uid)
         query = select(rows.contents).where(*of_attempt, rows.first < first).order_by(rows.first.desc()).limit(1)
-        if (before := await session.scalar(query)) is not None:
+        if (before := session.scalar(query)) is not None:
             earlier = lines_of(before)
             position, lines = exception_in([*earlier, *lines]), [*earlier, *lines]
     if position is not None and (attempt.exception is None or not is_of_launcher(lines[position])):
         attempt.exception = lines[position]
 
 
-async def output_of(session: AsyncSession, job: str, uid: str) -> tuple[int, list[str]]:
+def output_of(session: Session, job: str, uid: str) -> tuple[int, list[str]]:
     """Return the number of the first line, and the last lines of output without those that were not reported."""
     rows = models.OutputRecord
     query = select(rows.end, rows.contents).where(rows.job == job, rows.uid == uid).order_by(rows.first.desc())
     lines: list[str] = []
     last: int | None = None
-    for end, contents in await session.execute(query):
+    for end, contents in session.execute(query):
         last = end if last is None else last
         lines = [*lines_of(contents), *lines]
         if len(lines) >= MAX_OUTPUT_LINES:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 from sqlalchemy import insert, or_, select, update
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol.administration import AuditEntry
 from holdfast_server import models
@@ -31,8 +31,8 @@ PAGE_ROWS = 1000
 logger = logging.getLogger(__name__)
 
 
-async def record(
-    session: AsyncSession,
+def record(
+    session: Session,
     *,
     who: str,
     action: str,
@@ -52,9 +52,9 @@ async def record(
         after: new values by name. Never a secret.
     """
     if project is None and job is not None:
-        project = await session.scalar(select(models.JobRecord.project).where(models.JobRecord.name == job))
+        project = session.scalar(select(models.JobRecord.project).where(models.JobRecord.name == job))
     head = models.AuditHeadRecord
-    number, digest = (await session.execute(select(head.id, head.digest).with_for_update())).one()
+    number, digest = session.execute(select(head.id, head.digest).with_for_update()).one()
     row = _Row(
         id=number + 1,
         at=float(now),
@@ -67,8 +67,8 @@ async def record(
         request_id=session.info.get("request_id", ""),  # of the request that submitted the transaction
     )
     sealed = _seal(digest, row)
-    await session.execute(insert(models.AuditEntryRecord).values(**msgspec.structs.asdict(row), digest=sealed))
-    await session.execute(update(head).values(id=row.id, digest=sealed))
+    session.execute(insert(models.AuditEntryRecord).values(**msgspec.structs.asdict(row), digest=sealed))
+    session.execute(update(head).values(id=row.id, digest=sealed))
 
 
 class _Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +108,7 @@ class AuditQuery:
     """Projects that the user may see; `None`: all."""
 
 
-async def entries(session: AsyncSession, question: AuditQuery, *, limit: int) -> list[AuditEntry]:
+def entries(session: Session, question: AuditQuery, *, limit: int) -> list[AuditEntry]:
     """Return the matching entries, newest first."""
     rows = models.AuditEntryRecord
     query = select(rows).order_by(rows.id.desc()).limit(limit)
@@ -125,7 +125,7 @@ async def entries(session: AsyncSession, question: AuditQuery, *, limit: int) ->
         query = query.where(rows.id < question.older_than)
     if question.visible_projects is not None:
         query = query.where(rows.project.in_(question.visible_projects))
-    return [answer_from(row, AuditEntry, digest=row.digest.hex()) for row in await session.scalars(query)]
+    return [answer_from(row, AuditEntry, digest=row.digest.hex()) for row in session.scalars(query)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ class ChainCheck:
     reason: str = ""
 
 
-async def verify(session: AsyncSession, *, known: tuple[int, bytes] | None = None) -> ChainCheck:
+def verify(session: Session, *, known: tuple[int, bytes] | None = None) -> ChainCheck:
     """Verify the chain from its beginning to its recorded end.
 
     Args:
@@ -151,7 +151,7 @@ async def verify(session: AsyncSession, *, known: tuple[int, bytes] | None = Non
     rows, digest = 0, b""
     while True:
         query = select(entry).where(entry.id > rows).order_by(entry.id).limit(PAGE_ROWS)
-        page = (await session.scalars(query)).all()
+        page = session.scalars(query).all()
         for found in page:
             if found.id != rows + 1:
                 return _broken(rows, digest, "it is missing")
@@ -163,7 +163,7 @@ async def verify(session: AsyncSession, *, known: tuple[int, bytes] | None = Non
         session.expunge_all()
         if len(page) < PAGE_ROWS:
             break
-    end = (await session.execute(select(head.id, head.digest))).one_or_none()
+    end = session.execute(select(head.id, head.digest)).one_or_none()
     if end is None or tuple(end) != (rows, digest):
         return _broken(rows, digest, "later rows are missing")
     if known is not None and known[0] > rows:
@@ -171,11 +171,11 @@ async def verify(session: AsyncSession, *, known: tuple[int, bytes] | None = Non
     return ChainCheck(rows=rows, head=digest.hex())
 
 
-async def log_head(db: Database, _: float) -> None:
+def log_head(db: Database, _: float) -> None:
     """Log the newest row's digest: an audit log that was rewritten in the database no longer contains it."""
     head = models.AuditHeadRecord
-    async with db.read() as session:
-        row, digest = (await session.execute(select(head.id, head.digest))).one()
+    with db.read() as session:
+        row, digest = session.execute(select(head.id, head.digest)).one()
     if row:
         logger.info("the audit log is at %d:%s", row, digest.hex())
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import BindParameter, ColumnElement, Select, and_, func, or_, select, update
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol import ids, wire
 from holdfast.protocol.field_types import MAX_ITERATION
@@ -58,17 +58,17 @@ def taken_at() -> ColumnElement[float]:
     return func.coalesce(models.CheckpointRecord.snapshot_started_at, models.CheckpointRecord.at)
 
 
-async def find(session: AsyncSession, job: models.JobRecord, checkpoint: str) -> models.CheckpointRecord:
+def find(session: Session, job: models.JobRecord, checkpoint: str) -> models.CheckpointRecord:
     """Find a checkpoint by its id. Raises CheckpointNotFound; InvalidSetting: it is not an id."""
-    row = await session.get(models.CheckpointRecord, (job.name, checkpoint))
+    row = session.get(models.CheckpointRecord, (job.name, checkpoint))
     if row is not None:
         return row
     try:
         iteration, _ = ids.parse_checkpoint_id(checkpoint)
     except ValueError as error:
         raise InvalidSetting("checkpoint", str(error)) from None
-    ancestry = await ancestry_of(session, job)
-    nearest = await at_or_before(session, job.name, ancestry, iteration)
+    ancestry = ancestry_of(session, job)
+    nearest = at_or_before(session, job.name, ancestry, iteration)
     raise CheckpointNotFound(iteration, as_row(nearest, ancestry) if nearest else None)
 
 
@@ -77,9 +77,9 @@ class LastDurable(NamedTuple):
     at: float
 
 
-async def last_durable(session: AsyncSession, jobs: list[str]) -> dict[str, models.CheckpointRecord]:
+def last_durable(session: Session, jobs: list[str]) -> dict[str, models.CheckpointRecord]:
     """Return by job the newest durable checkpoint that stands."""
-    return {row.job: row for row in await session.scalars(_last_durable_query(), {"jobs": jobs})}
+    return {row.job: row for row in session.scalars(_last_durable_query(), {"jobs": jobs})}
 
 
 @cache
@@ -88,11 +88,11 @@ def _last_durable_query() -> Select[models.CheckpointRecord]:
     return query
 
 
-async def last_durable_of_many(session: AsyncSession, jobs: Select[str]) -> dict[str, LastDurable]:
+def last_durable_of_many(session: Session, jobs: Select[str]) -> dict[str, LastDurable]:
     """Return position and time of the newest durable checkpoint of each job that a query selects."""
     rows = models.CheckpointRecord
     query = _newest_standing(select(rows.job, rows.iteration, rows.at), jobs.correlate(None))
-    return {job: LastDurable(iteration, at) for job, iteration, at in await session.execute(query)}
+    return {job: LastDurable(iteration, at) for job, iteration, at in session.execute(query)}
 
 
 def _newest_standing(query: Any, jobs: BindParameter[Any] | Select[str]) -> Any:
@@ -110,50 +110,46 @@ def _newest_standing(query: Any, jobs: BindParameter[Any] | Select[str]) -> Any:
     return query.order_by(rows.iteration, rows.lineage)
 
 
-async def newest_standing(
-    session: AsyncSession, job: str, ancestry: Ancestry, iteration: int
+def newest_standing(
+    session: Session, job: str, ancestry: Ancestry, iteration: int
 ) -> models.CheckpointRecord | None:
     """Return the newest durable checkpoint that stands, at an iteration or before."""
     rows = models.CheckpointRecord
     query = select(rows).where(rows.job == job, rows.state == DURABLE, stands(ancestry))
     query = query.where(rows.iteration <= iteration).order_by(rows.iteration.desc(), rows.lineage.desc())
-    return (await session.scalars(query.limit(1))).first()
+    return session.scalars(query.limit(1)).first()
 
 
-async def at_or_before(
-    session: AsyncSession, job: str, ancestry: Ancestry, iteration: int
-) -> models.CheckpointRecord | None:
+def at_or_before(session: Session, job: str, ancestry: Ancestry, iteration: int) -> models.CheckpointRecord | None:
     """Return the best match for a restore to `iteration`: of the job's ancestry, else of any lineage."""
-    here = await newest_standing(session, job, ancestry, iteration)
+    here = newest_standing(session, job, ancestry, iteration)
     if here is not None and here.iteration == iteration:
         return here
     rows = models.CheckpointRecord
     exact = select(rows).where(rows.job == job, rows.state == DURABLE, rows.iteration == iteration)
-    elsewhere = (await session.scalars(exact.order_by(rows.lineage.desc()).limit(1))).first()
+    elsewhere = session.scalars(exact.order_by(rows.lineage.desc()).limit(1)).first()
     if elsewhere is not None or here is not None:
         return elsewhere or here
     earlier = select(rows).where(rows.job == job, rows.state == DURABLE, rows.iteration <= iteration)
-    return (await session.scalars(earlier.order_by(rows.iteration.desc()).limit(1))).first()
+    return session.scalars(earlier.order_by(rows.iteration.desc()).limit(1)).first()
 
 
-async def at(session: AsyncSession, job: models.JobRecord, iteration: int) -> models.CheckpointRecord:
+def at(session: Session, job: models.JobRecord, iteration: int) -> models.CheckpointRecord:
     """Return the checkpoint that a restore to an iteration uses. Raises CheckpointNotFound and InvalidSetting."""
     if not 0 <= iteration <= MAX_ITERATION:
         raise InvalidSetting("iteration", f"iteration {iteration} is outside 0 to {MAX_ITERATION}")
-    ancestry = await ancestry_of(session, job)
-    found = await at_or_before(session, job.name, ancestry, iteration)
+    ancestry = ancestry_of(session, job)
+    found = at_or_before(session, job.name, ancestry, iteration)
     if found is None or found.iteration != iteration:
         raise CheckpointNotFound(iteration, as_row(found, ancestry) if found else None)
     return found
 
 
-async def damaged_at(
-    session: AsyncSession, job: models.JobRecord, iteration: int
-) -> models.CheckpointRecord | None:
+def damaged_at(session: Session, job: models.JobRecord, iteration: int) -> models.CheckpointRecord | None:
     """Return the damaged checkpoint of the newest lineage at an iteration that has no durable one."""
     rows = models.CheckpointRecord
     query = select(rows).where(rows.job == job.name, rows.iteration == iteration)
-    found = (await session.scalars(query.order_by(rows.lineage.desc()))).all()
+    found = session.scalars(query.order_by(rows.lineage.desc())).all()
     if any(row.state == DURABLE for row in found):
         return None
     return next((row for row in found if row.state == DAMAGED), None)
@@ -164,20 +160,20 @@ def stands(ancestry: Ancestry) -> ColumnElement[bool]:
     return or_(*(and_(rows.lineage == number, rows.iteration <= end) for number, end in ancestry.upto.items()))
 
 
-async def named(session: AsyncSession, job: models.JobRecord, checkpoint: str) -> models.CheckpointRecord:
+def named(session: Session, job: models.JobRecord, checkpoint: str) -> models.CheckpointRecord:
     """Return a checkpoint by its id, or by its iteration as `at` does. Raises as they do."""
     if checkpoint.isascii() and checkpoint.isdigit() and len(checkpoint) < 16:
-        return await at(session, job, int(checkpoint))
-    return await find(session, job, checkpoint)
+        return at(session, job, int(checkpoint))
+    return find(session, job, checkpoint)
 
 
-async def count(session: AsyncSession, jobs: Iterable[str]) -> dict[str, int]:
+def count(session: Session, jobs: Iterable[str]) -> dict[str, int]:
     """Count durable checkpoints by job."""
-    found = await session.execute(_DURABLE_COUNTS, {"jobs": list(jobs)})
+    found = session.execute(_DURABLE_COUNTS, {"jobs": list(jobs)})
     return {job: rows for job, rows in found}  # noqa: C416 - rows are not plain tuples
 
 
-async def failing(session: AsyncSession, jobs: list[str]) -> dict[str, RecentFailures]:
+def failing(session: Session, jobs: list[str]) -> dict[str, RecentFailures]:
     """Return by job how many checkpoints have failed since the last durable one, of jobs whose newest one failed.
 
     Checkpoints that an attempt's death interrupted do not count: they say nothing about later ones.
@@ -186,7 +182,7 @@ async def failing(session: AsyncSession, jobs: list[str]) -> dict[str, RecentFai
         row.job: RecentFailures(
             count=row._mapping["count"], reason=row.reason or "no reason given", since=row.since
         )
-        for row in await session.execute(_of_failing(), {"jobs": jobs})
+        for row in session.execute(_of_failing(), {"jobs": jobs})
     }
 
 
@@ -213,14 +209,14 @@ def _of_failing() -> Select[Any]:
     return select(ranked).where(ranked.c.place == 1)
 
 
-async def record(
-    session: AsyncSession, job: str, event: wire.Checkpoint, *, attempt: int, sequence: int, ended: bool
+def record(
+    session: Session, job: str, event: wire.Checkpoint, *, attempt: int, sequence: int, ended: bool
 ) -> None:
     """Store a report of a checkpoint, unless a newer one, by attempt and sequence, is stored.
 
     `ended`: the reporting attempt has ended, so its unfinished checkpoints have failed.
     """
-    row = await session.get(models.CheckpointRecord, (job, event.id))
+    row = session.get(models.CheckpointRecord, (job, event.id))
     if row is None:
         row = models.CheckpointRecord(job=job, id=event.id)
         session.add(row)
@@ -244,31 +240,29 @@ async def record(
         row.state, row.reason = "failed", ENDED
 
 
-async def fail_unfinished(session: AsyncSession, job: str, *, before_attempt: int) -> None:
+def fail_unfinished(session: Session, job: str, *, before_attempt: int) -> None:
     """Mark the unfinished checkpoints of earlier attempts as failed.
 
     This is an inference, so attempt and sequence stay: a late report or an inventory overrules it.
     """
     rows = models.CheckpointRecord
-    await session.execute(
+    session.execute(
         update(rows)
         .where(rows.job == job, rows.state.in_(UNDER_WAY), rows.attempt < before_attempt)
         .values(state="failed", reason=ENDED)
     )
 
 
-async def reset_report_order(session: AsyncSession, job: str) -> None:
+def reset_report_order(session: Session, job: str) -> None:
     """Let any next report overrule the stored ones, because attempts count from 1 again."""
     rows = models.CheckpointRecord
-    await session.execute(update(rows).where(rows.job == job).values(attempt=0, sequence=-1))
+    session.execute(update(rows).where(rows.job == job).values(attempt=0, sequence=-1))
 
 
-async def take_inventory(
-    session: AsyncSession, job: str, event: wire.Inventory, *, attempt: int, sequence: int
-) -> None:
+def take_inventory(session: Session, job: str, event: wire.Inventory, *, attempt: int, sequence: int) -> None:
     """Apply an inventory of the store: its checkpoints are durable, and other durable ones are missing."""
     listed = set(event.checkpoints)
-    known = await _known(session, job, listed)
+    known = _known(session, job, listed)
     for row in known.values():
         state, reason = _state_in(row, event, present=row.id in listed, attempt=attempt)
         if state != row.state and (row.attempt, row.sequence) <= (attempt, sequence):
@@ -290,14 +284,14 @@ async def take_inventory(
         )
 
 
-async def _known(session: AsyncSession, job: str, listed: Collection[str]) -> dict[str, models.CheckpointRecord]:
+def _known(session: Session, job: str, listed: Collection[str]) -> dict[str, models.CheckpointRecord]:
     """Return the checkpoints that an inventory may change: not those that retention removed, which are most."""
     rows = models.CheckpointRecord
     of_job = select(rows).where(rows.job == job)
-    known = {row.id: row for row in await session.scalars(of_job.where(rows.state.in_(IN_STORE)))}
+    known = {row.id: row for row in session.scalars(of_job.where(rows.state.in_(IN_STORE)))}
     others = iter([checkpoint for checkpoint in listed if checkpoint not in known])
     while some := list(islice(others, NAMED_AT_ONCE)):
-        known |= {row.id: row for row in await session.scalars(of_job.where(rows.id.in_(some)))}
+        known |= {row.id: row for row in session.scalars(of_job.where(rows.id.in_(some)))}
     return known
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, get_args
 import msgspec
 from msgspec import UNSET
 from sqlalchemy import select, update
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.pacing import parse_budget, parse_every, parse_policy
 from holdfast.pacing.settings import parse_unsaved_work, parse_write_budget
@@ -102,9 +102,9 @@ _VERIFICATIONS = (
 # ---- desired state ------------------------------------------------------------------------------
 
 
-async def read(session: AsyncSession, job: models.JobRecord, *, now: float) -> Desired:
-    asked = await checkpoint_requests(session, [job.name])
-    return of(job, await open_order(session, job.name), asked.get(job.name, NOTHING_ASKED), now=now)
+def read(session: Session, job: models.JobRecord, *, now: float) -> Desired:
+    asked = checkpoint_requests(session, [job.name])
+    return of(job, open_order(session, job.name), asked.get(job.name, NOTHING_ASKED), now=now)
 
 
 class CheckpointRequests(msgspec.Struct):
@@ -120,15 +120,15 @@ class CheckpointRequests(msgspec.Struct):
 NOTHING_ASKED = CheckpointRequests()
 
 
-async def checkpoint_requests(session: AsyncSession, jobs: Sequence[str]) -> dict[str, CheckpointRequests]:
+def checkpoint_requests(session: Session, jobs: Sequence[str]) -> dict[str, CheckpointRequests]:
     """Return the requests by job, of the jobs that have any."""
     found: dict[str, CheckpointRequests] = {}
-    for job, checkpoint, who in await session.execute(_PINS, {"jobs": jobs}):
+    for job, checkpoint, who in session.execute(_PINS, {"jobs": jobs}):
         asked_for = found.setdefault(job, CheckpointRequests())
         asked_for.pins.append(checkpoint)
         if is_alert(who):
             asked_for.alert_pins.append(checkpoint)
-    for job, request, checkpoint, against in await session.execute(_VERIFICATIONS, {"jobs": jobs}):
+    for job, request, checkpoint, against in session.execute(_VERIFICATIONS, {"jobs": jobs}):
         asked = VerifyRequest(id=request, checkpoint=checkpoint, against=against)
         found.setdefault(job, CheckpointRequests()).verify.append(asked)
     return found
@@ -162,17 +162,17 @@ def _wanted(order: models.RestoreOrderRecord | Order, now: float) -> RestoreOrde
     return answer_from(order, RestoreOrder, expires_in_seconds=None if ends_at is None else ends_at - now)
 
 
-async def open_order(session: AsyncSession, job: str) -> models.RestoreOrderRecord | None:
+def open_order(session: Session, job: str) -> models.RestoreOrderRecord | None:
     orders = models.RestoreOrderRecord
     query = select(orders).where(orders.job == job, orders.state.in_(OPEN_ORDER_STATES))
-    return (await session.scalars(query)).one_or_none()
+    return session.scalars(query).one_or_none()
 
 
 # ---- versions -----------------------------------------------------------------------------------
 
 
 def add_version(
-    session: AsyncSession, job: models.JobRecord, changes: Sequence[StoredChange], *, who: str, now: float
+    session: Session, job: models.JobRecord, changes: Sequence[StoredChange], *, who: str, now: float
 ) -> None:
     """Store changes as a new version; every change of `Desired` goes through here."""
     job.version += 1
@@ -180,7 +180,7 @@ def add_version(
     session.add(models.SettingsVersionRecord(job=job.name, version=job.version, who=who, at=now, changes=encoded))
 
 
-async def check_version(session: AsyncSession, job: models.JobRecord, version: int) -> None:
+def check_version(session: Session, job: models.JobRecord, version: int) -> None:
     """Raise `VersionConflict` if a version later than the editor's changed a field of the form."""
     if version > job.version:
         raise VersionConflict(
@@ -188,7 +188,7 @@ async def check_version(session: AsyncSession, job: models.JobRecord, version: i
         )
     versions = models.SettingsVersionRecord
     query = select(versions).where(versions.job == job.name, versions.version > version).order_by(versions.version)
-    later = [as_edit(row) for row in await session.scalars(query)]
+    later = [as_edit(row) for row in session.scalars(query)]
     missed = [edit for edit in later if any(change.field in EDITED for change in edit.changes)]
     if missed:
         what = "; ".join(edit.summary for edit in missed)
@@ -292,19 +292,17 @@ def reverting_changes(row: models.SettingsVersionRecord, *, now: float) -> Desir
     return DesiredChanges(**back)
 
 
-async def delivered(session: AsyncSession, job: str, version: int) -> None:
+def delivered(session: Session, job: str, version: int) -> None:
     """Record that the agent has `version`, because it asks for later ones."""
     jobs = models.JobRecord
-    await session.execute(
+    session.execute(
         update(jobs)
         .where(jobs.name == job, jobs.delivered_version < version, jobs.version >= version)
         .values(delivered_version=version)
     )
 
 
-async def record_applied(
-    session: AsyncSession, job: models.JobRecord, version: int, iteration: int, at: float
-) -> None:
+def record_applied(session: Session, job: models.JobRecord, version: int, iteration: int, at: float) -> None:
     """Record from which iteration on the agent applies `version`, and with it the earlier ones.
 
     A version that this database never had, because an earlier one was deleted, is ignored.
@@ -312,7 +310,7 @@ async def record_applied(
     if version > job.version:
         return
     versions = models.SettingsVersionRecord
-    await session.execute(
+    session.execute(
         update(versions)
         .where(versions.job == job.name, versions.version <= version, versions.applied_iteration.is_(None))
         .values(applied_iteration=iteration, applied_at=at)
@@ -324,7 +322,7 @@ async def record_applied(
 # ---- versions as text -------------------------------------------------------------------------
 
 
-async def edit_rows(session: AsyncSession, job: str, *, limit: int) -> list[Edit]:
+def edit_rows(session: Session, job: str, *, limit: int) -> list[Edit]:
     versions = models.SettingsVersionRecord
     query = (
         select(versions)
@@ -332,7 +330,7 @@ async def edit_rows(session: AsyncSession, job: str, *, limit: int) -> list[Edit
         .order_by(versions.version.desc())
         .limit(limit)
     )
-    return [as_edit(row) for row in await session.scalars(query)]
+    return [as_edit(row) for row in session.scalars(query)]
 
 
 def as_edit(row: models.SettingsVersionRecord) -> Edit:
@@ -394,33 +392,31 @@ def _percent(fraction: float) -> str:
 # ---- temporary intervals: when one ends, the policy decides again ----------------------------------
 
 
-async def end_overrides(db: Database, now: float) -> None:
+def end_overrides(db: Database, now: float) -> None:
     """End the temporary intervals whose time is over."""
     jobs = models.JobRecord
-    async with db.read() as session:
-        found = (await session.scalars(select(jobs.name).where(jobs.every_until <= now))).all()
+    with db.read() as session:
+        found = session.scalars(select(jobs.name).where(jobs.every_until <= now)).all()
     for job in found:
-        await db.write(partial(_end_override, job=job, now=now), job=job, at_once=True)
+        db.write(partial(_end_override, job=job, now=now), job=job, at_once=True)
 
 
-async def _end_override(session: AsyncSession, *, job: str, now: float) -> None:
-    row = await session.get(models.JobRecord, job)
+def _end_override(session: Session, *, job: str, now: float) -> None:
+    row = session.get(models.JobRecord, job)
     if row is None or row.every_until is None or row.every_until > now:
         return  # another interval was set in the meantime
-    await record_edit(session, row, DesiredChanges(every=None), who=SERVER, now=now)
+    record_edit(session, row, DesiredChanges(every=None), who=SERVER, now=now)
 
 
-async def record_edit(
-    session: AsyncSession, job: models.JobRecord, changes: DesiredChanges, *, who: str, now: float
-) -> None:
+def record_edit(session: Session, job: models.JobRecord, changes: DesiredChanges, *, who: str, now: float) -> None:
     """Store an edit as a version, and record it in the audit log, unless it changes nothing."""
     made = change(job, changes, now=now)
     if not made:
         return
     add_version(session, job, made, who=who, now=now)
-    await session.flush()
+    session.flush()
     shown = [described(one) for one in made]
-    await audit.record(
+    audit.record(
         session, who=who, action="settings.edit", now=now, job=job.name, project=job.project,
         before={one.field: one.before for one in shown},
         after={one.field: one.after for one in shown} | {"version": job.version},

@@ -8,8 +8,7 @@ from functools import cache
 from statistics import median
 
 from sqlalchemy import Float, Select, bindparam, func, select
-from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import aliased
+from sqlalchemy.orm import Session, aliased
 
 from holdfast.pacing.failures import FailureEstimate
 from holdfast.protocol.wire import INTENDED_ENDS, REQUESTED_EXITS
@@ -41,9 +40,9 @@ class AttemptHistory:
     """Time of its last report, on the server's clock."""
 
 
-async def failures_of(session: AsyncSession, job: models.JobRecord) -> ObservedFailures:
+def failures_of(session: Session, job: models.JobRecord) -> ObservedFailures:
     """Count failures: not planned stops, restores, or attempts that ended before their first iteration."""
-    attempts = await attempts_of(session, job)
+    attempts = attempts_of(session, job)
     current = next((history.attempt for history in attempts if history.attempt.uid == job.uid), None)
     known = FailureEstimate(world_size=max(1, current.world_size) if current else 1)
     count, running_seconds, ends = 0, 0.0, []
@@ -54,7 +53,7 @@ async def failures_of(session: AsyncSession, job: models.JobRecord) -> ObservedF
         count, running_seconds = count + failed, running_seconds + seconds
         if failed and following is not None:
             ends.append((history.attempt, following))
-    gaps = [await _gap(session, ended, following) for ended, following in ends[-RESTARTS_LOOKED_AT:]]
+    gaps = [_gap(session, ended, following) for ended, following in ends[-RESTARTS_LOOKED_AT:]]
     known_gaps = [gap for gap in gaps if gap is not None]
     return ObservedFailures(
         count=count,
@@ -84,19 +83,17 @@ def _running_seconds(job: models.JobRecord, history: AttemptHistory) -> float:
     return 0.0 if end is None else max(0.0, end - attempt.started_at)
 
 
-async def attempts_of(
-    session: AsyncSession, job: models.JobRecord, *, since: float = 0.0
-) -> Sequence[AttemptHistory]:
+def attempts_of(session: Session, job: models.JobRecord, *, since: float = 0.0) -> Sequence[AttemptHistory]:
     """Return the attempts of a job in their order."""
-    return (await attempts_of_jobs(session, [job.name], since=since)).get(job.name, [])
+    return attempts_of_jobs(session, [job.name], since=since).get(job.name, [])
 
 
-async def attempts_of_jobs(
-    session: AsyncSession, jobs: Sequence[str], *, since: float = 0.0
+def attempts_of_jobs(
+    session: Session, jobs: Sequence[str], *, since: float = 0.0
 ) -> dict[str, list[AttemptHistory]]:
     """Return by job the attempts since a time, and the one before them, which may extend past it."""
     found: dict[str, list[AttemptHistory]] = {}
-    for attempt, at in await session.execute(_attempts_query(), {"jobs": jobs, "since": since}):
+    for attempt, at in session.execute(_attempts_query(), {"jobs": jobs, "since": since}):
         found.setdefault(attempt.job, []).append(AttemptHistory(attempt, at))
     return found
 
@@ -127,15 +124,13 @@ def _attempts_query() -> Select[models.AttemptRecord, float]:
     )
 
 
-async def _gap(
-    session: AsyncSession, ended: models.AttemptRecord, following: models.AttemptRecord
-) -> float | None:
+def _gap(session: Session, ended: models.AttemptRecord, following: models.AttemptRecord) -> float | None:
     """Return the time from an attempt's last iteration to the first of the next; None if it is unknown."""
     rows = models.ChunkRecord
     of_lineage = (rows.job == following.job, rows.rank == 0, rows.lineage == following.lineage)
     after = select(rows.first_at).where(*of_lineage, rows.uid == following.uid)
     after = after.where(rows.first_iteration > following.iteration).order_by(rows.first_iteration)
     before = select(rows.last_at).where(*of_lineage, rows.uid == ended.uid)
-    first_at = await session.scalar(after.limit(1))
-    last_at = await session.scalar(before.order_by(rows.first_iteration.desc()).limit(1))
+    first_at = session.scalar(after.limit(1))
+    last_at = session.scalar(before.order_by(rows.first_iteration.desc()).limit(1))
     return first_at - last_at if first_at is not None and last_at is not None and first_at > last_at else None

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from sqlalchemy import Connection, Row, and_, bindparam, delete, func, select, update
-from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import aliased
+from sqlalchemy.orm import Session, aliased
 
 from holdfast.protocol import wire
 from holdfast_server import models
@@ -171,7 +170,7 @@ def remember_name(connection: Connection, received: Received, *, now: float) -> 
             _PRUNE.run(connection, place)
 
 
-async def prune_names(session: AsyncSession, job: str) -> None:
+def prune_names(session: Session, job: str) -> None:
     """Keep only the last name of each rank and lane of attempts before the last three.
 
     An agent sends in order, and the spools of earlier attempts before its own batches. Of such an attempt, a batch
@@ -190,8 +189,8 @@ async def prune_names(session: AsyncSession, job: str) -> None:
         .scalar_subquery()
     )
     quietly = {"synchronize_session": False}
-    await session.execute(delete(rows).where(*ended, rows.sequence < last), execution_options=quietly)
-    await session.execute(update(rows).where(*ended).values(covers_earlier=True), execution_options=quietly)
+    session.execute(delete(rows).where(*ended, rows.sequence < last), execution_options=quietly)
+    session.execute(update(rows).where(*ended).values(covers_earlier=True), execution_options=quietly)
 
 
 def advance(connection: Connection, position: JobPosition, received: Received, *, now: float) -> BatchEffect:

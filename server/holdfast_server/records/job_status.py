@@ -8,7 +8,7 @@ from typing import cast, get_args
 
 import msgspec
 from sqlalchemy import ColumnElement, and_, case, func, literal, not_, or_, select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol.jobs import JobStatus, SupervisorInfo
 from holdfast.protocol.wire import AttemptFinished, RestoreMode, SupervisorReport
@@ -226,9 +226,9 @@ _CURRENT_ATTEMPTS = (
 )
 
 
-async def current_attempts(session: AsyncSession, jobs: list[str]) -> dict[str, models.AttemptRecord]:
+def current_attempts(session: Session, jobs: list[str]) -> dict[str, models.AttemptRecord]:
     """Return by job its current attempt."""
-    return {row.job: row for row in await session.scalars(_CURRENT_ATTEMPTS, {"jobs": jobs})}
+    return {row.job: row for row in session.scalars(_CURRENT_ATTEMPTS, {"jobs": jobs})}
 
 
 def _ended(attempt: models.AttemptRecord) -> Status:
@@ -292,7 +292,7 @@ def restore_reason(attempt: models.AttemptRecord | None, *, alive: bool) -> str:
     return attempt.restore_reason or "the script does not support restoring in place"
 
 
-async def waiting_host(session: AsyncSession, attempt: models.AttemptRecord | None, *, alive: bool) -> str:
+def waiting_host(session: Session, attempt: models.AttemptRecord | None, *, alive: bool) -> str:
     """Return the host whose supervisor waits for a restore request, as it has reported; empty if none does."""
     if attempt is None or alive:
         return ""
@@ -301,7 +301,7 @@ async def waiting_host(session: AsyncSession, attempt: models.AttemptRecord | No
     rows = models.NoticeRecord
     query = select(rows.code).where(rows.job == attempt.job, rows.code.in_(_SUPERVISOR_CODES))
     query = query.where(rows.at >= attempt.started_at).order_by(rows.id.desc()).limit(1)
-    return attempt.host if await session.scalar(query) == _WAITS else ""
+    return attempt.host if session.scalar(query) == _WAITS else ""
 
 
 def restore_mode_text(attempt: models.AttemptRecord | None, *, alive: bool, waiting: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol.jobs import is_alert
 from holdfast.protocol.wire import MAX_PINS, Inventory
@@ -18,8 +18,8 @@ from holdfast_server.records import desired_state
 from holdfast_server.records.desired_state import AGENT, StoredChange
 
 
-async def pin(
-    session: AsyncSession,
+def pin(
+    session: Session,
     job: models.JobRecord,
     row: models.CheckpointRecord,
     *,
@@ -41,7 +41,7 @@ async def pin(
         return False
     if pinned and row.state != "durable":
         raise NotPossible(f"checkpoint {row.id} is {row.state}: only a durable checkpoint can be pinned")
-    if pinned and not by_alert and not await _has_room(session, job):
+    if pinned and not by_alert and not _has_room(session, job):
         raise NotPossible(f"{job.name} has {MAX_PINS} pinned checkpoints, the maximum: unpin one first")
     row.pinned_by, row.pinned_at = (who, now) if pinned else (None, None)
     job.pins_known = True
@@ -56,37 +56,37 @@ def author(alert: int) -> str:
     return f"alert {alert}"
 
 
-async def keep_for_alert(
-    session: AsyncSession, job: models.JobRecord, row: models.CheckpointRecord, alert: int, *, now: float
+def keep_for_alert(
+    session: Session, job: models.JobRecord, row: models.CheckpointRecord, alert: int, *, now: float
 ) -> bool:
     """Keep a durable checkpoint while an alert is open, unless it is pinned or there is no room.
 
     That is no version of the desired state: the alert changes no setting. Return whether it is newly kept.
     """
-    if row.pinned_at is not None or row.state != "durable" or not await _has_room(session, job):
+    if row.pinned_at is not None or row.state != "durable" or not _has_room(session, job):
         return False
     row.pinned_by, row.pinned_at, job.pins_known = author(alert), now, True
     return True
 
 
-async def kept_for_alerts(session: AsyncSession, job: str) -> Sequence[models.CheckpointRecord]:
+def kept_for_alerts(session: Session, job: str) -> Sequence[models.CheckpointRecord]:
     rows = models.CheckpointRecord
-    pinned = await session.scalars(select(rows).where(rows.job == job, rows.pinned_at.is_not(None)))
+    pinned = session.scalars(select(rows).where(rows.job == job, rows.pinned_at.is_not(None)))
     return [row for row in pinned if is_alert(row.pinned_by)]
 
 
-async def _has_room(session: AsyncSession, job: models.JobRecord) -> bool:
-    asked = await desired_state.checkpoint_requests(session, [job.name])
+def _has_room(session: Session, job: models.JobRecord) -> bool:
+    asked = desired_state.checkpoint_requests(session, [job.name])
     return len(asked.get(job.name, desired_state.NOTHING_ASKED).pins) < MAX_PINS
 
 
-async def adopt_pins(session: AsyncSession, job: models.JobRecord, event: Inventory, *, now: float) -> None:
+def adopt_pins(session: Session, job: models.JobRecord, event: Inventory, *, now: float) -> None:
     """Adopt the pins of the store, set through an earlier database, unless this one has had a pin."""
     if job.pins_known or not event.pinned:
         return
     rows = models.CheckpointRecord
     query = select(rows).where(rows.job == job.name, rows.id.in_(event.pinned[:MAX_PINS]))
-    for row in await session.scalars(query):
+    for row in session.scalars(query):
         row.pinned_by, row.pinned_at = AGENT, event.at
     job.pins_known = True
     desired_state.add_version(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, case, delete
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol import wire
 from holdfast_server import models
@@ -31,7 +31,7 @@ def add_samples(connection: Connection, rank: Mapping[str, Any], lineage: int, s
     _ADD.run(connection, *({**rank, "lineage": lineage, **row} for row in _by_bucket(samples)))
 
 
-async def add_event(session: AsyncSession, job: str, uid: str, rank: int, event: wire.RankTotals) -> None:
+def add_event(session: Session, job: str, uid: str, rank: int, event: wire.RankTotals) -> None:
     """Add a rank's report of its totals. Rank 0's iterations arrive as samples, which count already."""
     counts = rank != 0
     row = {
@@ -52,14 +52,14 @@ async def add_event(session: AsyncSession, job: str, uid: str, rank: int, event:
         "barrier_iterations": event.barrier_iterations,
         "barrier_seconds": event.barrier_seconds,
     }
-    await session.execute(_upsert(session), [row])
+    session.execute(_upsert(session), [row])
 
 
-async def delete_old(session: AsyncSession, job: str, before: float) -> None:
+def delete_old(session: Session, job: str, before: float) -> None:
     """Delete old totals of ranks other than 0; the few rows of rank 0 stay, for the job's goodput."""
     rows = models.RankTotalsRecord
     old = delete(rows).where(rows.job == job, rows.rank > 0, rows.bucket < bucket_of(before))
-    await session.execute(old, execution_options={"synchronize_session": False})
+    session.execute(old, execution_options={"synchronize_session": False})
 
 
 def _by_bucket(samples: Table) -> Iterator[dict[str, Any]]:
@@ -86,7 +86,7 @@ def _by_bucket(samples: Table) -> Iterator[dict[str, Any]]:
         }
 
 
-def _upsert(session: AsyncSession | Connection) -> postgresql.Insert:
+def _upsert(session: Session | Connection) -> postgresql.Insert:
     made = insert(session, models.RankTotalsRecord)
     old, new = models.RankTotalsRecord, made.excluded
     return made.on_conflict_do_update(

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 from sqlalchemy import and_, select, update
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol import wire
 from holdfast.protocol.jobs import Order, OrderStep
@@ -125,8 +125,8 @@ def _next_state(order: models.RestoreOrderRecord, cause: Cause) -> OrderState | 
             return state
 
 
-async def _move(
-    session: AsyncSession, job: models.JobRecord, row: models.RestoreOrderRecord, cause: Cause, *,
+def _move(
+    session: Session, job: models.JobRecord, row: models.RestoreOrderRecord, cause: Cause, *,
     at: float, who: str, now: float, reason: str | None = None, **details: Any,
 ) -> bool:  # fmt: skip
     """Move an order as a cause requires; return whether this call moved it, and not a concurrent one.
@@ -141,18 +141,18 @@ async def _move(
     elif reason is None and row.overruled_state is not None and state not in TOO_LATE:
         reason = OVERRULED[row.overruled_state]  # type: ignore[index]
     orders = models.RestoreOrderRecord
-    claimed = await session.scalar(
+    claimed = session.scalar(
         update(orders)
         .where(orders.id == row.id, orders.state == before)
         .values(state=state, reason=reason, **details)
         .returning(orders.id)
         .execution_options(synchronize_session=False)
     )
-    await session.refresh(row)
+    session.refresh(row)
     if claimed is None:
         return False
     session.add(models.OrderTransitionRecord(order_id=row.id, state=state, at=at, who=who, reason=reason))
-    await session.flush()
+    session.flush()
     was_open, is_open = before in OPEN_ORDER_STATES, state in OPEN_ORDER_STATES
     if was_open != is_open:
         changed = StoredChange(
@@ -169,15 +169,15 @@ async def _move(
 # ---- requests of operators --------------------------------------------------------------------------
 
 
-async def find_by_key(session: AsyncSession, job: str, key: str) -> Order | None:
+def find_by_key(session: Session, job: str, key: str) -> Order | None:
     """Return the order that an earlier request with this key placed; None if there is none."""
     orders = models.RestoreOrderRecord
-    row = (await session.scalars(select(orders).where(orders.job == job, orders.key == key))).first()
-    return await _as_order(session, row) if row else None
+    row = session.scalars(select(orders).where(orders.job == job, orders.key == key)).first()
+    return _as_order(session, row) if row else None
 
 
-async def place(
-    session: AsyncSession,
+def place(
+    session: Session,
     job: models.JobRecord,
     checkpoint: models.CheckpointRecord,
     *,
@@ -196,17 +196,17 @@ async def place(
     seconds = EXPIRES_SECONDS if expires_seconds is None else expires_seconds
     if not LEAST_EXPIRES_SECONDS <= seconds <= MOST_EXPIRES_SECONDS:
         raise InvalidSetting("expires_seconds", f"an order expires after 1 s to 30 days, not after {seconds:g} s")
-    open_order = await desired_state.open_order(session, job.name)
+    open_order = desired_state.open_order(session, job.name)
     if open_order is not None and desired_state.is_expired(open_order, now):
-        await expire(session, job, open_order, now=now)
+        expire(session, job, open_order, now=now)
         open_order = None
-    current = await session.get(models.AttemptRecord, (job.name, job.uid))
+    current = session.get(models.AttemptRecord, (job.name, job.uid))
     if open_order is not None and current is not None and current.attempt < open_order.fence:
         cause = Concluded("superseded")
-        await _move(session, job, open_order, cause, at=now, who=who, now=now, reason=OUT_OF_REACH)
+        _move(session, job, open_order, cause, at=now, who=who, now=now, reason=OUT_OF_REACH)
         open_order = None
     if open_order is not None:
-        order = await _as_order(session, open_order)
+        order = _as_order(session, open_order)
         if (open_order.checkpoint, open_order.degraded) == (checkpoint.id, degraded):
             return order, False
         raise OpenOrder(order)
@@ -226,39 +226,39 @@ async def place(
         degraded=degraded,
     )
     session.add(row)
-    await session.flush()
+    session.flush()
     session.add(models.OrderTransitionRecord(order_id=row.id, state="requested", at=now, who=who))
     desired_state.add_version(
         session, job, [StoredChange(field="restore", iteration=row.iteration)], who=who, now=now
     )
-    await session.flush()
-    return await _as_order(session, row), True
+    session.flush()
+    return _as_order(session, row), True
 
 
-async def cancel(session: AsyncSession, job: models.JobRecord, order: str, *, who: str, now: float) -> Order:
+def cancel(session: Session, job: models.JobRecord, order: str, *, who: str, now: float) -> Order:
     """Cancel an order; a cancelled one stays cancelled.
 
     Raises:
         UnknownOrder.
         NotCancellable: the agent restores, or the order has ended.
     """
-    row = await _get(session, job.name, order)
-    shown = await _as_order(session, row)
+    row = _get(session, job.name, order)
+    shown = _as_order(session, row)
     cause = Concluded("cancelled")
-    ended = shown.cancellable and await _move(session, job, row, cause, at=now, who=who, now=now)
+    ended = shown.cancellable and _move(session, job, row, cause, at=now, who=who, now=now)
     if not ended and row.state != "cancelled":
         raise NotCancellable(shown)
-    return await _as_order(session, row)
+    return _as_order(session, row)
 
 
 # ---- reports of agents ----------------------------------------------------------------------------
 
 
-async def report(
-    session: AsyncSession, job: models.JobRecord, event: wire.OrderStateChange, *, attempt: int, now: float
+def report(
+    session: Session, job: models.JobRecord, event: wire.OrderStateChange, *, attempt: int, now: float
 ) -> None:
     """Apply an agent's report of an order; one from a fenced attempt, late, or of an unknown order is ignored."""
-    row = await session.get(models.RestoreOrderRecord, event.order)
+    row = session.get(models.RestoreOrderRecord, event.order)
     if row is None or row.job != job.name:
         return
     if row.state == event.state == "restored" and attempt >= row.fence:  # its lineage has shown it already
@@ -266,12 +266,12 @@ async def report(
         row.safety_checkpoint = row.safety_checkpoint or event.safety_checkpoint
         return
     late = row.state in TOO_LATE and event.state == "restoring"
-    current = await session.get(models.AttemptRecord, (job.name, job.uid)) if late else None
+    current = session.get(models.AttemptRecord, (job.name, job.uid)) if late else None
     cause = Reported(
         event.state,
         attempt,
         newest_attempt=current.attempt if current else 0,
-        other_open=late and await desired_state.open_order(session, job.name) is not None,
+        other_open=late and desired_state.open_order(session, job.name) is not None,
     )
     details: dict[str, Any] = {"taken_by_attempt": max(attempt, row.taken_by_attempt or 0)}
     if event.state == "restoring" and event.iteration:  # a start reports 0: it has not loaded anything yet
@@ -285,132 +285,128 @@ async def report(
     if reason is None and row.state == event.state == "restoring":
         reason = f"attempt {row.taken_by_attempt} did not finish it"
     who = _agent(attempt)
-    await _move(session, job, row, cause, at=event.at, who=who, now=now, reason=reason, **details)
+    _move(session, job, row, cause, at=event.at, who=who, now=now, reason=reason, **details)
 
 
-async def record_lineage(
-    session: AsyncSession, job: models.JobRecord, event: wire.LineageStarted, *, attempt: int, now: float
+def record_lineage(
+    session: Session, job: models.JobRecord, event: wire.LineageStarted, *, attempt: int, now: float
 ) -> None:
     """Apply a report of a lineage, which an order may have begun."""
-    row = await session.get(models.RestoreOrderRecord, event.order) if event.order is not None else None
+    row = session.get(models.RestoreOrderRecord, event.order) if event.order is not None else None
     if row is None or row.job != job.name:
         return
     failed_at = None
     if row.state == "failed":
         moves = models.OrderTransitionRecord
         failed = select(moves.at).where(moves.order_id == row.id, moves.state == "failed")
-        failed_at = await session.scalar(failed.order_by(moves.id.desc()).limit(1))
+        failed_at = session.scalar(failed.order_by(moves.id.desc()).limit(1))
     taken_by_attempt = max(attempt, row.taken_by_attempt or 0)
     details: dict[str, Any] = {"new_lineage": event.lineage, "taken_by_attempt": taken_by_attempt}
     if event.left is not None:
         details["safety_checkpoint"] = event.left
     cause = LineageBegan(attempt, event.at, failed_at)
-    await _move(session, job, row, cause, at=event.at, who=_agent(attempt), now=now, **details)
+    _move(session, job, row, cause, at=event.at, who=_agent(attempt), now=now, **details)
 
 
-async def end_stale(session: AsyncSession, job: models.JobRecord, *, attempt: int, now: float) -> None:
+def end_stale(session: Session, job: models.JobRecord, *, attempt: int, now: float) -> None:
     """End the open order, as an attempt starts, if an earlier attempt started it too late or it has expired."""
-    row = await desired_state.open_order(session, job.name)
+    row = desired_state.open_order(session, job.name)
     if row is not None:
         late = "" if row.overruled_state in TOO_LATE else " in time"
         reason = f"attempt {row.taken_by_attempt} did not finish it{late}"
-        await _move(session, job, row, AttemptBegan(attempt, now), at=now, who=SERVER, now=now, reason=reason)
+        _move(session, job, row, AttemptBegan(attempt, now), at=now, who=SERVER, now=now, reason=reason)
 
 
-async def mark_unknown(
-    session: AsyncSession, job: models.JobRecord, *, attempt: int, now: float, reason: str
-) -> None:
+def mark_unknown(session: Session, job: models.JobRecord, *, attempt: int, now: float, reason: str) -> None:
     """Mark the order that an attempt was carrying out as unknown, because the attempt ended without a result."""
-    row = await desired_state.open_order(session, job.name)
+    row = desired_state.open_order(session, job.name)
     if row is not None and row.state == "restoring" and row.taken_by_attempt == attempt:
-        await _move(session, job, row, Concluded("unknown"), at=now, who=SERVER, now=now, reason=reason)
+        _move(session, job, row, Concluded("unknown"), at=now, who=SERVER, now=now, reason=reason)
 
 
 # ---- timeouts ------------------------------------------------------------------------------------
 
 
-async def check_timeouts(db: Database, now: float) -> None:
+def check_timeouts(db: Database, now: float) -> None:
     """Expire overdue open orders, and track whether the agents that carry one out are silent."""
     rows = models.RestoreOrderRecord
-    async with db.read() as session:
+    with db.read() as session:
         query = select(rows, models.JobRecord).join(models.JobRecord, models.JobRecord.name == rows.job)
-        found = (await session.execute(query.where(rows.state.in_(OPEN_ORDER_STATES)))).all()
+        found = session.execute(query.where(rows.state.in_(OPEN_ORDER_STATES))).all()
     for order, job in found:
         if desired_state.is_expired(order, now) or order.state in ("restoring", "unknown"):
             check = partial(_check_timeout, order=order.id, job=job.name, now=now)
-            await db.write(check, job=job.name, at_once=True)
+            db.write(check, job=job.name, at_once=True)
 
 
-async def _check_timeout(session: AsyncSession, *, order: str, job: str, now: float) -> None:
-    row, owner = await session.get(models.RestoreOrderRecord, order), await session.get(models.JobRecord, job)
-    if row is None or owner is None or await expire(session, owner, row, now=now):
+def _check_timeout(session: Session, *, order: str, job: str, now: float) -> None:
+    row, owner = session.get(models.RestoreOrderRecord, order), session.get(models.JobRecord, job)
+    if row is None or owner is None or expire(session, owner, row, now=now):
         return
     silent_seconds = now - owner.last_contact_at
     silent = silent_seconds > SILENT_AFTER_SECONDS  # an agent reports at least every 10 s, even while it restores
     if row.state == "restoring" and silent:
         reason = f"no contact with attempt {row.taken_by_attempt} for {duration_text(silent_seconds)}"
-        await _move(session, owner, row, Concluded("unknown"), at=now, who=SERVER, now=now, reason=reason)
+        _move(session, owner, row, Concluded("unknown"), at=now, who=SERVER, now=now, reason=reason)
     elif row.state == "unknown" and not silent:
-        current = await session.get(models.AttemptRecord, (job, owner.uid))
+        current = session.get(models.AttemptRecord, (job, owner.uid))
         if current is not None and current.finished is None and current.attempt == row.taken_by_attempt:
             reason = f"attempt {row.taken_by_attempt} reports again"
-            await _move(session, owner, row, Concluded("restoring"), at=now, who=SERVER, now=now, reason=reason)
+            _move(session, owner, row, Concluded("restoring"), at=now, who=SERVER, now=now, reason=reason)
 
 
-async def expire(
-    session: AsyncSession, job: models.JobRecord, row: models.RestoreOrderRecord, *, now: float
-) -> bool:
+def expire(session: Session, job: models.JobRecord, row: models.RestoreOrderRecord, *, now: float) -> bool:
     """End an expired order; return whether this call ended it."""
     if not desired_state.is_expired(row, now):
         return False
     what = "no further report of it" if row.state == "unknown" else "no attempt started it"
     reason = f"{what} within {duration_text((row.expires_at or now) - row.created_at)}"
-    return await _move(session, job, row, Concluded("expired"), at=now, who=SERVER, now=now, reason=reason)
+    return _move(session, job, row, Concluded("expired"), at=now, who=SERVER, now=now, reason=reason)
 
 
 def _agent(attempt: int) -> str:
     return f"{desired_state.AGENT}, attempt {attempt}"
 
 
-async def _get(session: AsyncSession, job: str, order: str) -> models.RestoreOrderRecord:
-    row = await session.get(models.RestoreOrderRecord, order)
+def _get(session: Session, job: str, order: str) -> models.RestoreOrderRecord:
+    row = session.get(models.RestoreOrderRecord, order)
     if row is None or row.job != job:
         raise UnknownOrder(job, order)
     return row
 
 
-async def find(session: AsyncSession, job: str, order: str) -> Order:
-    return await _as_order(session, await _get(session, job, order))
+def find(session: Session, job: str, order: str) -> Order:
+    return _as_order(session, _get(session, job, order))
 
 
-async def order_rows(session: AsyncSession, job: str, *, checkpoint: str | None = None, limit: int) -> list[Order]:
+def order_rows(session: Session, job: str, *, checkpoint: str | None = None, limit: int) -> list[Order]:
     """Return the orders of a job, or those to one checkpoint, newest first."""
     orders = models.RestoreOrderRecord
     query = select(orders).where(orders.job == job).order_by(orders.created_at.desc(), orders.id).limit(limit)
     if checkpoint is not None:
         query = query.where(orders.checkpoint == checkpoint)
-    return await _as_orders(session, (await session.scalars(query)).all())
+    return _as_orders(session, session.scalars(query).all())
 
 
-async def open_orders(session: AsyncSession, jobs: Iterable[str]) -> dict[str, Order]:
-    rows = (await session.scalars(_OPEN_ORDERS, {"jobs": list(jobs)})).all()
-    return {order.job: order for order in await _as_orders(session, rows)}
+def open_orders(session: Session, jobs: Iterable[str]) -> dict[str, Order]:
+    rows = session.scalars(_OPEN_ORDERS, {"jobs": list(jobs)}).all()
+    return {order.job: order for order in _as_orders(session, rows)}
 
 
-async def _as_order(session: AsyncSession, row: models.RestoreOrderRecord) -> Order:
-    return (await _as_orders(session, [row]))[0]
+def _as_order(session: Session, row: models.RestoreOrderRecord) -> Order:
+    return _as_orders(session, [row])[0]
 
 
-async def _as_orders(session: AsyncSession, rows: Iterable[models.RestoreOrderRecord]) -> list[Order]:
+def _as_orders(session: Session, rows: Iterable[models.RestoreOrderRecord]) -> list[Order]:
     if not (rows := list(rows)):
         return []
     moves = models.OrderTransitionRecord
     query = select(moves).where(moves.order_id.in_([row.id for row in rows])).order_by(moves.id)
     by_order: dict[str, list[OrderStep]] = {row.id: [] for row in rows}
-    for move in await session.scalars(query):
+    for move in session.scalars(query):
         by_order[move.order_id].append(answer_from(move, OrderStep))
-    current = await current_attempts(session, list({row.job for row in rows}))
-    undoable = await _undoable(session, rows)
+    current = current_attempts(session, list({row.job for row in rows}))
+    undoable = _undoable(session, rows)
     return [
         answer_from(
             row,
@@ -423,12 +419,12 @@ async def _as_orders(session: AsyncSession, rows: Iterable[models.RestoreOrderRe
     ]
 
 
-async def _undoable(session: AsyncSession, rows: list[models.RestoreOrderRecord]) -> set[str]:
+def _undoable(session: Session, rows: list[models.RestoreOrderRecord]) -> set[str]:
     """Return the ids of the orders whose safety checkpoint is still in the store."""
     orders, points = models.RestoreOrderRecord, models.CheckpointRecord
     safety = and_(points.job == orders.job, points.id == orders.safety_checkpoint, points.state == DURABLE)
     restored = [row.id for row in rows if row.state == "restored"]
-    return set(await session.scalars(select(orders.id).join(points, safety).where(orders.id.in_(restored))))
+    return set(session.scalars(select(orders.id).join(points, safety).where(orders.id.in_(restored))))
 
 
 def _cancellable(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast.protocol import wire
 from holdfast.protocol.jobs import ScrubReport, TensorRow, Tensors, Verification
@@ -33,15 +33,15 @@ _LEVEL = 6
 _norms = msgspec.msgpack.Decoder(TensorNorms)
 
 
-async def find(session: AsyncSession, job: str, checkpoint: str) -> Verification:
-    row = await session.get(models.VerificationRecord, (job, checkpoint))
+def find(session: Session, job: str, checkpoint: str) -> Verification:
+    row = session.get(models.VerificationRecord, (job, checkpoint))
     if row is None:
         return Verification(checkpoint=checkpoint)
     return answer_from(row, Verification, measured_at=row.tensors_at)
 
 
-async def request(
-    session: AsyncSession,
+def request(
+    session: Session,
     job: models.JobRecord,
     point: models.CheckpointRecord,
     *,
@@ -62,12 +62,10 @@ async def request(
                 f"checkpoint {each.id} is {each.state}: only checkpoints in the store can be verified"
             )
     other = against.id if against is not None else None
-    row = await session.get(models.VerificationRecord, (job.name, point.id))
+    row = session.get(models.VerificationRecord, (job.name, point.id))
     if row is not None and row.state in OPEN_VERIFICATIONS and row.against == other:
         return False
-    asked = (await desired_state.checkpoint_requests(session, [job.name])).get(
-        job.name, desired_state.NOTHING_ASKED
-    )
+    asked = desired_state.checkpoint_requests(session, [job.name]).get(job.name, desired_state.NOTHING_ASKED)
     if sum(each.checkpoint != point.id for each in asked.verify) >= MAX_OPEN_VERIFICATIONS:
         raise NotPossible(
             f"{job.name} has {MAX_OPEN_VERIFICATIONS} open verifications, the maximum: wait until one has finished"
@@ -80,26 +78,26 @@ async def request(
         session.add(row)
     row.request, row.against, row.asked_by, row.asked_at = job.version, other, who, now
     _move(row, "requested", at=now)
-    await session.flush()
+    session.flush()
     return True
 
 
-async def cancel(session: AsyncSession, job: models.JobRecord, checkpoint: str, *, who: str, now: float) -> bool:
+def cancel(session: Session, job: models.JobRecord, checkpoint: str, *, who: str, now: float) -> bool:
     """Cancel the open request; return whether there was one."""
-    row = await session.get(models.VerificationRecord, (job.name, checkpoint))
+    row = session.get(models.VerificationRecord, (job.name, checkpoint))
     if row is None or row.state not in OPEN_VERIFICATIONS:
         return False
     _move(row, "cancelled", at=now, reason=f"cancelled by {who}")
     _close(session, job, row, who=who, now=now)
-    await session.flush()
+    session.flush()
     return True
 
 
-async def record(
-    session: AsyncSession, job: models.JobRecord, event: wire.VerificationReport, *, attempt: int, now: float
+def record(
+    session: Session, job: models.JobRecord, event: wire.VerificationReport, *, attempt: int, now: float
 ) -> None:
     """Apply a report of a verification; of an earlier request, only the verdict counts."""
-    row = await session.get(models.VerificationRecord, (job.name, event.checkpoint))
+    row = session.get(models.VerificationRecord, (job.name, event.checkpoint))
     if row is None:
         return
     if event.verdict in VERDICTS and event.at >= (row.verified_at or 0.0):
@@ -107,7 +105,7 @@ async def record(
         if event.tensors is not None and (packed := _packed(event.tensors)) is not None:
             row.tensors, row.tensors_at, row.tensors_against = packed, event.at, event.against
     if event.verdict == "sound":
-        await _repair(session, job.name, event.checkpoint, attempt=attempt)
+        _repair(session, job.name, event.checkpoint, attempt=attempt)
     if event.request != row.request or row.state not in OPEN_VERIFICATIONS:
         return
     row.host, row.read_bytes, row.total_bytes = event.host, event.read_bytes, event.total_bytes
@@ -116,16 +114,14 @@ async def record(
         _close(session, job, row, who=desired_state.AGENT, now=now)
 
 
-async def record_scrub(
-    session: AsyncSession, point: models.CheckpointRecord, report: ScrubReport, *, now: float
-) -> None:
+def record_scrub(session: Session, point: models.CheckpointRecord, report: ScrubReport, *, now: float) -> None:
     """Apply what a scrub found: damage that remains makes the checkpoint damaged, and its repair durable again."""
     is_sound = report.state in ("sound", "repaired")
     if not is_sound and point.state == DURABLE:
         point.state, point.reason = "damaged", report.reason
     elif is_sound and point.state == "damaged":
         point.state, point.reason = DURABLE, None
-    row = await session.get(models.VerificationRecord, (point.job, point.id))
+    row = session.get(models.VerificationRecord, (point.job, point.id))
     if row is None:
         row = models.VerificationRecord(
             job=point.job, checkpoint=point.id, request=0, asked_by="", asked_at=now, state="", at=now
@@ -137,12 +133,12 @@ async def record_scrub(
         _move(row, verdict, at=now, reason=report.reason)
         row.host, row.read_bytes, row.total_bytes = report.host, report.read_bytes, report.read_bytes
         row.seconds = report.seconds
-    await session.flush()
+    session.flush()
 
 
-async def _repair(session: AsyncSession, job: str, checkpoint: str, *, attempt: int) -> None:
+def _repair(session: Session, job: str, checkpoint: str, *, attempt: int) -> None:
     """Make a damaged checkpoint durable again, because its data was repaired."""
-    point = await session.get(models.CheckpointRecord, (job, checkpoint))
+    point = session.get(models.CheckpointRecord, (job, checkpoint))
     if point is not None and point.state == "damaged" and point.attempt <= attempt:
         point.state, point.reason = DURABLE, None
 
@@ -153,7 +149,7 @@ def _move(row: models.VerificationRecord, state: str, *, at: float, reason: str 
 
 
 def _close(
-    session: AsyncSession, job: models.JobRecord, row: models.VerificationRecord, *, who: str, now: float
+    session: Session, job: models.JobRecord, row: models.VerificationRecord, *, who: str, now: float
 ) -> None:
     """Remove the request from the desired state."""
     ended = StoredChange(field="verify", before=row.checkpoint, after=row.state)
@@ -163,9 +159,9 @@ def _close(
 # ---- tensors -------------------------------------------------------------------------------------
 
 
-async def tensors(session: AsyncSession, job: str, checkpoint: str, other: str | None) -> Tensors:
-    here = await session.get(models.VerificationRecord, (job, checkpoint))
-    there = await session.get(models.VerificationRecord, (job, other)) if other else None
+def tensors(session: Session, job: str, checkpoint: str, other: str | None) -> Tensors:
+    here = session.get(models.VerificationRecord, (job, checkpoint))
+    there = session.get(models.VerificationRecord, (job, other)) if other else None
     ours, theirs = _unpacked(here), _unpacked(there)
     measure: Literal["none", "norms", "difference"] = "none"
     rows = list(_rows(ours)) if ours is not None else []

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from sqlalchemy import ColumnElement, Row, ScalarSelect, case, delete, func, insert, select, update
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast_server import models
 from holdfast_server.db import Database
@@ -32,40 +32,38 @@ WIDTH = 1 << _FINEST
 QUIETLY = {"synchronize_session": False}
 
 
-async def compact(db: Database, now: float) -> None:
+def compact(db: Database, now: float) -> None:
     """Merge small chunks, in small transactions so that reports do not wait."""
     merges = 0
-    for series in await _fragmented_series(db):
-        for ids in _grouped(await _small_chunks(db, series, before=now - SETTLED_SECONDS)):
-            await db.write(partial(_merge, series=series.id, ids=ids), job=series.job, samples_only=True)
+    for series in _fragmented_series(db):
+        for ids in _grouped(_small_chunks(db, series, before=now - SETTLED_SECONDS)):
+            db.write(partial(_merge, series=series.id, ids=ids), job=series.job, samples_only=True)
             merges += 1
             if merges == MERGES_AT_ONCE:
                 return
 
 
-async def _fragmented_series(db: Database) -> Sequence[models.SampleSeriesRecord]:
+def _fragmented_series(db: Database) -> Sequence[models.SampleSeriesRecord]:
     rows = models.SampleSeriesRecord
-    async with db.read() as session:
+    with db.read() as session:
         query = (
             select(rows)
             .where(rows.chunks * SMALL_ROWS > rows.rows, rows.chunks > 1)
             .order_by(rows.chunks.desc())
             .limit(SERIES_AT_ONCE)
         )
-        return (await session.scalars(query)).all()
+        return session.scalars(query).all()
 
 
-async def _small_chunks(
-    db: Database, series: models.SampleSeriesRecord, *, before: float
-) -> Sequence[Row[int, int]]:
+def _small_chunks(db: Database, series: models.SampleSeriesRecord, *, before: float) -> Sequence[Row[int, int]]:
     rows = models.ChunkRecord
     query = (
         select(rows.id, rows.rows)
         .where(*chunks_of(series), rows.rows < SMALL_ROWS, rows.last_at < before)
         .order_by(rows.first_iteration, rows.id)
     )
-    async with db.read() as session:
-        return (await session.execute(query)).all()
+    with db.read() as session:
+        return session.execute(query).all()
 
 
 def _grouped(chunks: Iterable[Row[int, int]]) -> Iterator[list[int]]:
@@ -81,10 +79,10 @@ def _grouped(chunks: Iterable[Row[int, int]]) -> Iterator[list[int]]:
         yield ids
 
 
-async def _merge(session: AsyncSession, series: int, ids: Sequence[int]) -> None:
+def _merge(session: Session, series: int, ids: Sequence[int]) -> None:
     """Merge chunks of a series into one, unless one of them is gone."""
     chunk, row = models.table(models.ChunkRecord), models.SampleSeriesRecord
-    found = (await session.execute(select(chunk).where(chunk.c.id.in_(ids)).order_by(chunk.c.id))).all()
+    found = session.execute(select(chunk).where(chunk.c.id.in_(ids)).order_by(chunk.c.id)).all()
     if len(found) < max(2, len(ids)):
         return
     tables = [sample_codec.unpack(one.columns) for one in found]
@@ -92,11 +90,11 @@ async def _merge(session: AsyncSession, series: int, ids: Sequence[int]) -> None
     whole = sample_codec.concatenated(tables, names)
     packed = sample_codec.pack(whole)
     place = {name: getattr(found[-1], name) for name in ("job", "uid", "attempt", "rank", "sequence", "lineage")}
-    await session.execute(insert(chunk), sample_series.chunk_row(place, whole, packed))
-    await session.execute(delete(chunk).where(chunk.c.id.in_(ids)))
+    session.execute(insert(chunk), sample_series.chunk_row(place, whole, packed))
+    session.execute(delete(chunk).where(chunk.c.id.in_(ids)))
     width = int(whole.iteration[-1] - whole.iteration[0])
     saved = sum(len(one.columns) for one in found) - len(packed)
-    await _change(
+    _change(
         session,
         series,
         widest_chunk=case((row.widest_chunk < width, width), else_=row.widest_chunk),
@@ -113,12 +111,10 @@ def first_ended_at() -> ScalarSelect[float]:
     return query.correlate(of).scalar_subquery()
 
 
-async def first_since(session: AsyncSession, series: models.SampleSeriesRecord, at: float) -> int:
+def first_since(session: Session, series: models.SampleSeriesRecord, at: float) -> int:
     """Return the first iteration of a series' chunks that ended at a time or later."""
     rows = models.ChunkRecord
-    first = await session.scalar(
-        select(func.min(rows.first_iteration)).where(*chunks_of(series), rows.last_at >= at)
-    )
+    first = session.scalar(select(func.min(rows.first_iteration)).where(*chunks_of(series), rows.last_at >= at))
     return series.last_iteration + 1 if first is None else first
 
 
@@ -128,24 +124,22 @@ def begin_of(series: models.SampleSeriesRecord, iteration: int) -> int:
     return -(-iteration // WIDTH) * WIDTH if everything else iteration // WIDTH * WIDTH
 
 
-async def thin_upto(session: AsyncSession, *, series_id: int, iteration: int) -> None:
+def thin_upto(session: Session, *, series_id: int, iteration: int) -> None:
     """Remove the chunks of a series that end before an iteration's bucket."""
-    rows, series = models.ChunkRecord, await session.get_one(models.SampleSeriesRecord, series_id)
+    rows, series = models.ChunkRecord, session.get_one(models.SampleSeriesRecord, series_id)
     begin = begin_of(series, iteration)
     if begin <= series.chunks_from:
         return
     gone = (*chunks_of(series), rows.last_iteration < begin)
-    count, size = (
-        await session.execute(
-            select(func.count(), func.coalesce(func.sum(func.length(rows.columns)), 0)).where(*gone)
-        )
+    count, size = session.execute(
+        select(func.count(), func.coalesce(func.sum(func.length(rows.columns)), 0)).where(*gone)
     ).one()
-    await session.execute(delete(rows).where(*gone), execution_options=QUIETLY)
+    session.execute(delete(rows).where(*gone), execution_options=QUIETLY)
     left = {"chunks": series.chunks - count, "chunk_bytes": series.chunk_bytes - size}
-    await _change(session, series.id, chunks_from=begin, **left)
+    _change(session, series.id, chunks_from=begin, **left)
 
 
-async def fine_since(session: AsyncSession, series: models.SampleSeriesRecord, at: float) -> int:
+def fine_since(session: Session, series: models.SampleSeriesRecord, at: float) -> int:
     """Return from where a series has finest roll-ups after removal of those that ended before a time."""
     rows = models.RollupRecord
     low, high = series.finest_from >> _SECOND, (series.chunks_from >> _SECOND) - 1
@@ -157,7 +151,7 @@ async def fine_since(session: AsyncSession, series: models.SampleSeriesRecord, a
         .where(rows.series == series.id, rows.level == _SECOND, rows.bucket.between(low, high))
         .order_by(rows.bucket)
     )
-    for bucket, encoded in await session.execute(query):
+    for bucket, encoded in session.execute(query):
         end = (bucket + 1) << _SECOND
         if end > series.last_iteration + 1 or rollups.last_of(encoded, AT) >= at:
             break
@@ -165,15 +159,15 @@ async def fine_since(session: AsyncSession, series: models.SampleSeriesRecord, a
     return begin
 
 
-async def coarsen_upto(session: AsyncSession, *, series_id: int, begin: int) -> None:
+def coarsen_upto(session: Session, *, series_id: int, begin: int) -> None:
     """Remove the finest roll-ups of a series before an iteration, a multiple of the second level's width."""
-    series = await session.get_one(models.SampleSeriesRecord, series_id)
+    series = session.get_one(models.SampleSeriesRecord, series_id)
     if begin <= series.finest_from:
         return
     rows = models.RollupRecord
     fine = (rows.series == series.id, rows.level == _FINEST, rows.bucket < begin >> _FINEST)
-    await session.execute(delete(rows).where(*fine), execution_options=QUIETLY)
-    await _change(session, series.id, finest_from=begin)
+    session.execute(delete(rows).where(*fine), execution_options=QUIETLY)
+    _change(session, series.id, finest_from=begin)
 
 
 def chunks_of(series: models.SampleSeriesRecord) -> tuple[ColumnElement[bool], ...]:
@@ -182,6 +176,6 @@ def chunks_of(series: models.SampleSeriesRecord) -> tuple[ColumnElement[bool], .
     return (*of_rank, rows.lineage == series.lineage, rows.uid == series.uid)
 
 
-async def _change(session: AsyncSession, series: int, **values: object) -> None:
+def _change(session: Session, series: int, **values: object) -> None:
     rows = models.SampleSeriesRecord
-    await session.execute(update(rows).where(rows.id == series).values(**values), execution_options=QUIETLY)
+    session.execute(update(rows).where(rows.id == series).values(**values), execution_options=QUIETLY)

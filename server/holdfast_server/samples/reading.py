@@ -7,7 +7,7 @@ from functools import cache
 from itertools import islice
 
 from sqlalchemy import ColumnElement, Select, and_, bindparam, or_, select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast_server import models
 from holdfast_server.models import SampleSeriesRecord
@@ -20,8 +20,8 @@ from holdfast_server.samples.series import AT, Rolled, TimelineData
 READS_AT_ONCE = 50
 
 
-async def series_of(session: AsyncSession, job: str, rank: int = 0) -> Sequence[SampleSeriesRecord]:
-    return (await session.scalars(_select_series(), {"job": job, "rank": rank})).all()
+def series_of(session: Session, job: str, rank: int = 0) -> Sequence[SampleSeriesRecord]:
+    return session.scalars(_select_series(), {"job": job, "rank": rank}).all()
 
 
 @cache
@@ -31,15 +31,15 @@ def _select_series() -> Select[SampleSeriesRecord]:
     )
 
 
-async def machine_ranks(session: AsyncSession, job: str) -> list[int]:
+def machine_ranks(session: Session, job: str) -> list[int]:
     """Return the ranks whose machines were measured."""
     rows = SampleSeriesRecord
     query = select(rows.rank).where(rows.job == job, rows.rank >= MACHINE_RANK).distinct().order_by(rows.rank)
-    return [rank - MACHINE_RANK for rank in await session.scalars(query)]
+    return [rank - MACHINE_RANK for rank in session.scalars(query)]
 
 
-async def iterations_between(
-    session: AsyncSession, series: SampleSeriesRecord, since: float, until: float, *, began: float
+def iterations_between(
+    session: Session, series: SampleSeriesRecord, since: float, until: float, *, began: float
 ) -> tuple[int, int] | None:
     """Return the first and last iteration of a series between two times, with up to a bucket more at each end.
 
@@ -49,13 +49,13 @@ async def iterations_between(
         return None
     first, last = series.first_iteration, series.last_iteration
     if began < since:
-        first, _ = await _bucket_at(session, series, since)
+        first, _ = _bucket_at(session, series, since)
     if series.last_at > until:
-        _, last = await _bucket_at(session, series, until)
+        _, last = _bucket_at(session, series, until)
     return first, last
 
 
-async def _bucket_at(session: AsyncSession, series: SampleSeriesRecord, at: float) -> tuple[int, int]:
+def _bucket_at(session: Session, series: SampleSeriesRecord, at: float) -> tuple[int, int]:
     """Return the first finest bucket that ended at a time or later, found from coarse to fine levels."""
     rows = models.RollupRecord
     low, high = series.first_iteration, series.last_iteration
@@ -66,7 +66,7 @@ async def _bucket_at(session: AsyncSession, series: SampleSeriesRecord, at: floa
             .where(rows.bucket.between(low >> level, high >> level))
             .order_by(rows.bucket)
         )
-        for first, last, columns in await session.execute(query):
+        for first, last, columns in session.execute(query):
             if rollups.last_of(columns, AT) >= at:
                 low, high = max(low, first), min(high, last)
                 break
@@ -74,7 +74,7 @@ async def _bucket_at(session: AsyncSession, series: SampleSeriesRecord, at: floa
     return min(low, high), high
 
 
-async def time_of(session: AsyncSession, job: str, lineage: int, iteration: int) -> float | None:
+def time_of(session: Session, job: str, lineage: int, iteration: int) -> float | None:
     """Return about when an iteration ended; None if no samples of it are stored one by one."""
     rows = models.ChunkRecord
     query = (
@@ -83,21 +83,21 @@ async def time_of(session: AsyncSession, job: str, lineage: int, iteration: int)
         .order_by(rows.first_iteration.desc(), rows.id.desc())
         .limit(1)
     )
-    found = (await session.execute(query)).first()
+    found = session.execute(query).first()
     if found is None or found.last_iteration < iteration:
         return None
     share = (iteration - found.first_iteration) / max(1, found.last_iteration - found.first_iteration)
     return float(found.first_at + share * (found.last_at - found.first_at))
 
 
-async def contents(session: AsyncSession, job: str, reads: Sequence[Segment], rank: int = 0) -> TimelineData:
+def contents(session: Session, job: str, reads: Sequence[Segment], rank: int = 0) -> TimelineData:
     """Read segments of series of one rank."""
     whole = [read for read in reads if read.level == 0]
     coarse = [read for read in reads if read.level > 0]
-    return TimelineData(await _chunks(session, job, whole, rank), await _rolled(session, coarse))
+    return TimelineData(_chunks(session, job, whole, rank), _rolled(session, coarse))
 
 
-async def _chunks(session: AsyncSession, job: str, reads: Sequence[Segment], rank: int) -> dict[int, list[bytes]]:
+def _chunks(session: Session, job: str, reads: Sequence[Segment], rank: int) -> dict[int, list[bytes]]:
     rows = models.ChunkRecord
     numbers = {(read.series.lineage, read.series.uid): read.series.id for read in reads}
     found: dict[int, tuple[int, bytes]] = {}
@@ -105,7 +105,7 @@ async def _chunks(session: AsyncSession, job: str, reads: Sequence[Segment], ran
         query = select(rows.id, rows.lineage, rows.uid, rows.columns).where(
             rows.job == job, rows.rank == rank, or_(*map(_reaches, some))
         )
-        for chunk, lineage, uid, columns in await session.execute(query):
+        for chunk, lineage, uid, columns in session.execute(query):
             found[chunk] = (numbers[lineage, uid], columns)
     made: dict[int, list[bytes]] = {}
     for _, (series, columns) in sorted(found.items()):
@@ -124,11 +124,11 @@ def _reaches(read: Segment) -> ColumnElement[bool]:
     )
 
 
-async def _rolled(session: AsyncSession, reads: Sequence[Segment]) -> dict[tuple[int, int], list[Rolled]]:
+def _rolled(session: Session, reads: Sequence[Segment]) -> dict[tuple[int, int], list[Rolled]]:
     """Read buckets without the ORM: a wide window has a thousand rows."""
     rows = models.table(models.RollupRecord).c
     made: dict[tuple[int, int], dict[int, Rolled]] = {}
-    connection = await session.connection()
+    connection = session.connection()
     for some in _some(reads):
         query = select(
             rows.series,
@@ -140,7 +140,7 @@ async def _rolled(session: AsyncSession, reads: Sequence[Segment]) -> dict[tuple
             rows.columns,
         ).where(or_(*map(_is_in, some)))
         # all at once: fetching rows one by one takes as long as the query
-        for series, level, bucket, first, last, count, columns in (await connection.execute(query)).all():
+        for series, level, bucket, first, last, count, columns in connection.execute(query).all():
             made.setdefault((series, level), {})[bucket] = (first, last, count, columns)
     return {place: [buckets[bucket] for bucket in sorted(buckets)] for place, buckets in made.items()}
 

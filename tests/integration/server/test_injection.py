@@ -146,12 +146,12 @@ class Site:
         stage.person("root", admin=True)
         self.key = stage.key("report", project="default")
 
-        async def rows(session):
+        def rows(session):
             session.add(models.AlertChannelRecord(
                 id="c1", project="default", name="", kind="webhook", target="", secret="", created_by="",
                 least_severity="info", created_at=1.0,
             ))  # fmt: skip
-            await session.flush()
+            session.flush()
             session.add(models.AlertDeliveryRecord(
                 channel="c1", event="test", payload=b"", state="failed", tries=1, created_at=1.0, next_at=1.0,
                 ended_at=1.0, error="",
@@ -171,7 +171,7 @@ class Site:
             "message": "", "since": at, "fired_at": at,
         }  # fmt: skip
 
-        async def rows(session):
+        def rows(session):
             session.add_all([
                 models.SettingsVersionRecord(job=job, version=1, who="", at=at, changes="[]"),
                 models.RestoreOrderRecord(
@@ -182,11 +182,11 @@ class Site:
                                    silenced_until=2e9, silenced_by=""),
                 models.AlertRecord(**known, resolved_at=at, resolved_why=""),
             ])  # fmt: skip
-            await session.flush()
+            session.flush()
             session.add(
                 models.OrderTransitionRecord(order_id=f"order-{job}", state="failed", at=at, who="", reason="")
             )
-            await session.flush()
+            session.flush()
             for table, names in FREE.items():
                 if table in ("audit", "sign_ins"):
                     continue  # which are written as they are in `job` and `browser`
@@ -194,7 +194,7 @@ class Site:
                 change = update(rows).values({name: bindparam(f"_{name}") for name in names})
                 if "job" in rows.c and table != "tokens":
                     change = change.where(rows.c.job == job)
-                await session.execute(change, {f"_{name}": said for name in names})
+                session.execute(change, {f"_{name}": said for name in names})
 
         self.stage.write(rows)
 
@@ -220,8 +220,8 @@ class Site:
         )  # fmt: skip
         agent.say(AttemptFinished(reason=said, **common))
 
-        async def log(session):
-            await audit.record(
+        def log(session):
+            audit.record(
                 session, who=said, action=said, now=1.0, job=name, project="default", before={said: said},
                 after={"list": [said]},
             )  # fmt: skip
@@ -231,7 +231,7 @@ class Site:
 
     def browser(self, says: str) -> dict[str, str]:
         visitor = sign_ins.Visitor(address=says, browser=says)
-        secret = self.stage.do(sign_ins.begin, self.stage.db, "root", visitor, by=says, now=self.stage.clock())
+        secret = sign_ins.begin(self.stage.db, "root", visitor, by=says, now=self.stage.clock())
         return {"Cookie": f"{COOKIE}={secret}"}
 
     def pages(self, job: str, browser: dict[str, str], asked: str) -> dict[str, tuple[str, int]]:
@@ -258,7 +258,7 @@ def judged(site: Site, make_agent, payloads) -> list[tuple[str, str]]:
     for number, payload in enumerate(payloads):
         job = f"job-p{number:04d}"
         site.job(make_agent, job, payload)
-        site.stage.do(_forget_browsers, site.stage)
+        _forget_browsers(site.stage)
         for template, (page, status) in site.pages(job, site.browser(payload), payload).items():
             told, meant = Skeleton(page), Skeleton(plain[template][0])
             seen += payload[-12:] in page or status != 200 or "&lt;" in page or "&#39;" in page or "&#34;" in page
@@ -272,11 +272,11 @@ def judged(site: Site, make_agent, payloads) -> list[tuple[str, str]]:
     return wrong
 
 
-async def _forget_browsers(stage: AccountsServer) -> None:
-    async def work(session):
-        await session.execute(delete(models.SignInRecord))
+def _forget_browsers(stage: AccountsServer) -> None:
+    def work(session):
+        session.execute(delete(models.SignInRecord))
 
-    await stage.db.write(work)
+    stage.db.write(work)
 
 
 def test_every_column_that_holds_words_is_one_of_these():

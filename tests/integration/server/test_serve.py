@@ -254,7 +254,7 @@ def test_a_user_who_may_make_no_tables_is_told_what_to_ask_for(refused, cluster,
 
 
 @ON_POSTGRES
-@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+@pytest.mark.parametrize("driver", ["psycopg"])
 def test_a_driver_that_is_missing_is_named_with_what_brings_it(new_database, driver):
     program = (
         f"import sys; sys.modules[{driver!r}] = None; sys.argv[1:] = ['--port', '0', '--db', {new_database!r}]; "

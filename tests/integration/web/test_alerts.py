@@ -21,7 +21,7 @@ CHANNELS = "/projects/default/alert-channels"
 def silent(client: TestClient, agent: FakeAgent, clock) -> int:
     """The number of an alert: its job has fallen silent."""
     clock.now += 200
-    client.portal.call(evaluation.evaluate, client.app.state.services.database, clock.now)
+    evaluation.evaluate(client.app.state.services.database, clock.now)
     (alert,) = client.get("/api/v1/alerts").json()["alerts"]
     return int(alert["id"])
 
@@ -53,7 +53,7 @@ def test_silencing_works_without_scripts_and_can_be_undone(client, silent):
 
 def test_a_click_on_what_has_just_resolved_shows_what_is_so(client, silent):
     client.put("/api/v1/projects/default/alert-rules/silent", json={"enabled": False})
-    client.portal.call(evaluation.evaluate, client.app.state.services.database, client.app.state.services.clock())
+    evaluation.evaluate(client.app.state.services.database, client.app.state.services.clock())
     assert client.post(f"/jobs/char-gpt/alerts/{silent}/acknowledge").status_code == 303
     assert "No open alerts" in client.get("/alerts").text
     assert "Agent silent" in client.get("/alerts?state=all").text
@@ -119,7 +119,7 @@ def test_many_alerts_are_grouped_filtered_and_acknowledged_at_once(client, clock
         agent.train(5)
         agent.send()
     clock.now += 200
-    client.portal.call(evaluation.evaluate, client.app.state.services.database, clock.now)
+    evaluation.evaluate(client.app.state.services.database, clock.now)
     page = client.get("/alerts").text
     assert page.count('class="alert-group"') == 1
     assert "3 alerts" in page
@@ -137,7 +137,7 @@ def test_a_restore_of_ones_own_is_no_alert(client, agent, clock):
     agent.ask("/api/v1/jobs/char-gpt/restores", b'{"iteration": 200}')
     agent.obey(agent.desired())
     agent.send()
-    client.portal.call(evaluation.evaluate, client.app.state.services.database, clock.now)
+    evaluation.evaluate(client.app.state.services.database, clock.now)
     assert client.get("/api/v1/alerts?state=all").json()["alerts"] == []
     assert "Restored to" in client.get("/jobs/char-gpt").text
 
@@ -149,9 +149,9 @@ def test_alerts_are_grouped_by_job_and_filtered_by_state_and_rule(client, clock)
         agent.train(5)
         agent.fail("OSError")
         agent.supervise("gave_up", "OSError", start=5)
-    client.portal.call(evaluation.evaluate, client.app.state.services.database, clock.now)
+    evaluation.evaluate(client.app.state.services.database, clock.now)
     client.put("/api/v1/projects/default/alert-rules/failures", json={"kind": "job_failed"})
-    client.portal.call(evaluation.evaluate, client.app.state.services.database, clock.now)
+    evaluation.evaluate(client.app.state.services.database, clock.now)
     by_job = client.get("/alerts?group=job").text
     assert (by_job.count('class="alert-group"'), "<h2>sweep-1</h2>" in by_job) == (2, True)
     numbers = re.findall(r'name="alert" value="(\d+)"', by_job.partition('id="group-sweep-1"')[2])

@@ -258,7 +258,7 @@ def test_jobs_that_need_attention_come_first_when_asked_for(
     quiet.send()
     ended(client, "broken")
     clock.now += 200
-    client.portal.call(evaluation.evaluate, client.app.state.services.database, clock.now)
+    evaluation.evaluate(client.app.state.services.database, clock.now)
     healthy.start()
     for running in (agent, healthy):
         running.train(1)
@@ -270,7 +270,7 @@ def test_jobs_that_need_attention_come_first_when_asked_for(
     warned.send()
     rule = {"kind": "exposure_iterations", "severity": "warning", "limit": 1, "for_seconds": 0, "jobs": "a-warned"}
     assert client.put("/api/v1/projects/default/alert-rules/unsaved", json=rule).status_code == 200
-    client.portal.call(evaluation.evaluate, client.app.state.services.database, clock.now)
+    evaluation.evaluate(client.app.state.services.database, clock.now)
     # an alert of char-gpt is critical
     assert order_in(client.get("/?sort=attention").text) == [
         "broken",
@@ -322,7 +322,7 @@ def test_the_reason_is_next_to_the_status_and_says_it_once(
     page = client.get("/").text
     assert re.search(r'<span class="job-reason" title="[^"]*boom', page)
     clock.now += 3600
-    client.portal.call(evaluation.evaluate, client.app.state.services.database, clock.now)
+    evaluation.evaluate(client.app.state.services.database, clock.now)
     page = client.get("/").text
     assert re.search(r'<span class="job-reason" data-state="firing"[^>]*>[^<]*boom', page)
     assert ">Job failed" not in page

@@ -281,9 +281,9 @@ def test_an_interval_for_a_while_ends_by_itself(client: TestClient, agent: FakeA
     assert "Fixed at every 50 iterations until" in answer.text
     end = datetime.fromtimestamp(clock.now + 7200, UTC)
     assert f"interval automatic → every 50 until {end:%Y-%m-%d %H:%M:%S} UTC" in client.get(JOB).text
-    client.portal.call(desired_state.end_overrides, client.app.state.services.database, clock.now + 7199)  # type: ignore[union-attr]
+    desired_state.end_overrides(client.app.state.services.database, clock.now + 7199)  # type: ignore[attr-defined]
     assert agent.desired().every == 50
-    client.portal.call(desired_state.end_overrides, client.app.state.services.database, clock.now + 7200)  # type: ignore[union-attr]
+    desired_state.end_overrides(client.app.state.services.database, clock.now + 7200)  # type: ignore[attr-defined]
     assert agent.desired().every is None
     page = client.get(JOB).text
     assert f"interval every 50 until {end:%Y-%m-%d %H:%M:%S} UTC → automatic" in page
@@ -361,9 +361,9 @@ def test_an_interval_for_a_while_comes_back_for_what_is_left_of_it(
     clock.now += 1800
     assert client.post(f"{JOB}/undo", data={"version": "2", "edit": "2"}, headers=HTMX).status_code == 200
     assert agent.desired().every == 50
-    client.portal.call(desired_state.end_overrides, client.app.state.services.database, begun + 7198)  # type: ignore[union-attr]
+    desired_state.end_overrides(client.app.state.services.database, begun + 7198)  # type: ignore[attr-defined]
     assert agent.desired().every == 50
-    client.portal.call(desired_state.end_overrides, client.app.state.services.database, begun + 7200)  # type: ignore[union-attr]
+    desired_state.end_overrides(client.app.state.services.database, begun + 7200)  # type: ignore[attr-defined]
     assert agent.desired().every is None
 
 
@@ -382,7 +382,7 @@ def test_what_the_server_ended_does_not_come_back_without_end(
 ) -> None:
     hold(client, "0", "50", "2 h")
     clock.now += 7200
-    client.portal.call(desired_state.end_overrides, client.app.state.services.database, clock.now)  # type: ignore[union-attr]
+    desired_state.end_overrides(client.app.state.services.database, clock.now)  # type: ignore[attr-defined]
     client.post(f"{JOB}/undo", data={"version": "2", "edit": "2"}, headers=HTMX)
     assert (agent.desired().version, agent.desired().every) == (2, None)
 
@@ -396,7 +396,7 @@ def test_to_hold_an_interval_without_end_is_a_change_that_can_be_undone(
     assert re.fullmatch(r"interval every 50 until .* UTC → every 50", newest["summary"])
     client.post(f"{JOB}/undo", data={"version": "2", "edit": "2"}, headers=HTMX)
     clock.now += 7200
-    client.portal.call(desired_state.end_overrides, client.app.state.services.database, clock.now)  # type: ignore[union-attr]
+    desired_state.end_overrides(client.app.state.services.database, clock.now)  # type: ignore[attr-defined]
     assert agent.desired().every is None
 
 

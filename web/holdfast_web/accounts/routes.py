@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, ClassVar
 
 from fastapi import Form, Query, Request
@@ -34,7 +35,7 @@ STATE_COOKIE = "holdfast_provider"
 DEVICE_SECONDS = 365 * 86400
 AGAIN = "This action needs a sign-in within the last hour. Sign in and try again."
 
-router = Router()
+router = Router(threads="accounts")
 
 Then = Annotated[str, Form(alias="next")]
 
@@ -65,19 +66,19 @@ class LinkPage(View):
 
 
 @router.endpoint("GET", "/login", access=PUBLIC)
-async def login_page(
+def login_page(
     request: Request, db: Db, then: Annotated[str, Query(alias="next")] = "/", again: bool = False
 ) -> Response:
-    return (await _login_page(request, db, then, refused=AGAIN if again else "")).response()
+    return _login_page(request, db, then, refused=AGAIN if again else "").response()
 
 
-async def _login_page(request: Request, db: Db, then: str, *, refused: str = "", name: str = "") -> LoginPage:
+def _login_page(request: Request, db: Db, then: str, *, refused: str = "", name: str = "") -> LoginPage:
     accounts = services_of(request.app).auth.has_accounts
     provider = services_of(request.app).provider
     empty = False
     if accounts and provider is None:
-        async with db.read() as session:
-            empty = not await people.has_people(session)
+        with db.read() as session:
+            empty = not people.has_people(session)
     return LoginPage(
         accounts=accounts,
         then=local_path(then),
@@ -89,7 +90,7 @@ async def _login_page(request: Request, db: Db, then: str, *, refused: str = "",
 
 
 @router.endpoint("POST", "/login", access=PUBLIC)
-async def login(
+def login(
     request: Request,
     db: Db,
     now: Now,
@@ -100,27 +101,27 @@ async def login(
 ) -> Response:
     auth = services_of(request.app).auth
     if not auth.has_accounts:
-        return await _shared(request, db, token, then, now=now)
+        return _shared(request, db, token, then, now=now)
     try:
-        secret = await sign_ins.with_password(db, name, password, visitor(request), now=now)
+        secret = sign_ins.with_password(db, name, password, visitor(request), now=now)
     except RequestRefused as refusal:
-        page = await _login_page(request, db, then, refused=sentence(refusal), name=name)
+        page = _login_page(request, db, then, refused=sentence(refusal), name=name)
         return _refused(page, refusal, 401)
-    return signed_in(request, secret, then, device=await sign_ins.new_device(db, name))
+    return signed_in(request, secret, then, device=sign_ins.new_device(db, name))
 
 
-async def _shared(request: Request, db: Db, token: str, then: str, *, now: float) -> Response:
+def _shared(request: Request, db: Db, token: str, then: str, *, now: float) -> Response:
     auth = services_of(request.app).auth
     if not isinstance(auth, SharedSecretAuth):
         return RedirectResponse(local_path(then), 303)  # this server needs no sign-in
     try:
-        await rate_limits.take_address_attempt(db, visitor(request).address, now=now)
+        rate_limits.take_address_attempt(db, visitor(request).address, now=now)
     except TooManySignInAttempts as refusal:
-        return _refused(await _login_page(request, db, then, refused=sentence(refusal)), refusal, 401)
+        return _refused(_login_page(request, db, then, refused=sentence(refusal)), refusal, 401)
     if not auth.matches(token):
         refused = "Wrong token." if token.strip() else "Enter the token."
-        return (await _login_page(request, db, then, refused=refused)).response(401)
-    return signed_in(request, await auth.begin_session(now=now), then)
+        return _login_page(request, db, then, refused=refused).response(401)
+    return signed_in(request, auth.begin_session(now=now), then)
 
 
 def _refused(page: LoginPage | LinkPage, refusal: RequestRefused, status: int) -> Response:
@@ -128,19 +129,19 @@ def _refused(page: LoginPage | LinkPage, refusal: RequestRefused, status: int) -
 
 
 @router.endpoint("POST", "/logout", access=PERSON)
-async def logout(request: Request, db: Db, now: Now, asker: Asker) -> Response:
+def logout(request: Request, db: Db, now: Now, asker: Asker) -> Response:
     auth, cookie = services_of(request.app).auth, cookie_of(request.scope, COOKIE)
     if asker.sign_in_id is not None:
-        await sign_ins.end(db, asker, asker.sign_in_id, now=now)
+        sign_ins.end(db, asker, asker.sign_in_id, now=now)
     elif isinstance(auth, SharedSecretAuth) and cookie is not None:
-        await auth.end_session(cookie)
+        auth.end_session(cookie)
     response = RedirectResponse("/login", 303)
     _delete_cookie(request, response, COOKIE)
     return response
 
 
 @router.endpoint("GET", "/session", access=LISTS, status=204)
-async def session() -> None:
+def session() -> None:
     """Answer an open page that asks whether its browser is still signed in."""
 
 
@@ -148,54 +149,52 @@ async def session() -> None:
 
 
 @router.endpoint("GET", "/setup", access=PUBLIC)
-async def setup_page() -> Response:
+def setup_page() -> Response:
     return LinkPage(setup=True).response()
 
 
 @router.endpoint("POST", "/setup", access=PUBLIC)
-async def setup(
-    request: Request, db: Db, now: Now, code: Text = "", name: Text = "", password: Text = ""
-) -> Response:
-    chosen = people.create_first_admin(db, code, name, password, now=now)
+def setup(request: Request, db: Db, now: Now, code: Text = "", name: Text = "", password: Text = "") -> Response:
+    chosen = partial(people.create_first_admin, db, code, name, password, now=now)
     page = LinkPage(setup=True, name=name, code=code)
-    return await _sign_in_by_link(request, db, page, chosen, by="setup link", now=now)
+    return _sign_in_by_link(request, db, page, chosen, by="setup link", now=now)
 
 
 @router.endpoint("GET", "/reset", access=PUBLIC)
-async def reset_page() -> Response:
+def reset_page() -> Response:
     return LinkPage(setup=False).response()
 
 
 @router.endpoint("POST", "/reset", access=PUBLIC)
-async def reset(request: Request, db: Db, now: Now, code: Text = "", password: Text = "") -> Response:
-    chosen = people.choose_password(db, code, password, now=now)
-    return await _sign_in_by_link(request, db, LinkPage(setup=False, code=code), chosen, by="link", now=now)
+def reset(request: Request, db: Db, now: Now, code: Text = "", password: Text = "") -> Response:
+    chosen = partial(people.choose_password, db, code, password, now=now)
+    return _sign_in_by_link(request, db, LinkPage(setup=False, code=code), chosen, by="link", now=now)
 
 
-async def _sign_in_by_link(
-    request: Request, db: Db, page: LinkPage, chosen: Awaitable[str], *, by: str, now: float
+def _sign_in_by_link(
+    request: Request, db: Db, page: LinkPage, choose: Callable[[], str], *, by: str, now: float
 ) -> Response:
     """Sign in the person whose password was chosen, or answer with the page and the reason of a refusal."""
     try:
-        person = await chosen
-        secret = await sign_ins.begin(db, person, visitor(request), by=by, now=now)
+        person = choose()
+        secret = sign_ins.begin(db, person, visitor(request), by=by, now=now)
     except RequestRefused as refusal:
         kept = "" if isinstance(refusal, LinkExpired) else page.code
         return _refused(replace(page, refused=sentence(refusal), code=kept), refusal, 422)
-    return signed_in(request, secret, "/", device=await sign_ins.new_device(db, person))
+    return signed_in(request, secret, "/", device=sign_ins.new_device(db, person))
 
 
 # ---- identity provider ----------------------------------------------------------------------
 
 
 @router.endpoint("GET", "/login/provider", access=PUBLIC)
-async def to_provider(
+def to_provider(
     request: Request, db: Db, config: Config, now: Now, then: Annotated[str, Query(alias="next")] = "/"
 ) -> Response:
     provider = services_of(request.app).provider
     if provider is None or not services_of(request.app).auth.has_accounts:
         return RedirectResponse("/login", 303)
-    address, state = await provider.begin(
+    address, state = provider.begin(
         db, visitor(request), back=_back(request, config), then=local_path(then), now=now
     )
     response = RedirectResponse(address, 303)
@@ -204,19 +203,17 @@ async def to_provider(
 
 
 @router.endpoint("GET", "/login/provider/back", access=PUBLIC)
-async def from_provider(
-    request: Request, db: Db, config: Config, now: Now, code: str = "", state: str = ""
-) -> Response:
+def from_provider(request: Request, db: Db, config: Config, now: Now, code: str = "", state: str = "") -> Response:
     provider = services_of(request.app).provider
     if provider is None or not services_of(request.app).auth.has_accounts:
         return RedirectResponse("/login", 303)
     try:
-        secret, then = await provider.finish(
+        secret, then = provider.finish(
             db, visitor(request), back=_back(request, config), code=code, state=state,
             kept=cookie_of(request.scope, STATE_COOKIE) or "", now=now,
         )  # fmt: skip
     except RequestRefused as refusal:
-        response: Response = (await _login_page(request, db, "/", refused=sentence(refusal))).response(403)
+        response: Response = _login_page(request, db, "/", refused=sentence(refusal)).response(403)
     else:
         response = signed_in(request, secret, then)
     _delete_cookie(request, response, STATE_COOKIE)

@@ -137,10 +137,10 @@ class ChannelsPage(View):
     typed: dict[str, str] = field(default_factory=lambda: {"name": "", "target": "", "kind": ""})
 
 
-async def alert_rows(
+def alert_rows(
     db: Database, asker: Principal, question: AlertQuery, *, now: float, before: int | None
 ) -> AlertRows:
-    found = await incidents.list_alerts(
+    found = incidents.list_alerts(
         db,
         now=now,
         visible_projects=asker.visible_projects,
@@ -164,9 +164,9 @@ def _groups(alerts: list[Alert], by: str) -> list[list[Alert]]:
     return [list(group) for _, group in groupby(sorted(alerts, key=key), key)]
 
 
-async def rules_page(db: Database, asker: Principal, project: str) -> RulesPage:
+def rules_page(db: Database, asker: Principal, project: str) -> RulesPage:
     role = asker.role_in(project) or 0
-    found = await rules.list_rules(db, project)
+    found = rules.list_rules(db, project)
     return RulesPage(
         project=project,
         rules=found,
@@ -182,13 +182,13 @@ def _field_text(value: float, unit: str) -> str:
     return duration(value) if unit == "seconds" else f"{value:.6g}"
 
 
-async def channels_page(db: Database, settings: AlertSettings, project: str, now: float) -> ChannelsPage:
+def channels_page(db: Database, settings: AlertSettings, project: str, now: float) -> ChannelsPage:
     logs = [
         ChannelLog(
             channel=channel,
-            deliveries=await deliveries.list_deliveries(db, project, channel.id, limit=DELIVERIES_SHOWN),
+            deliveries=deliveries.list_deliveries(db, project, channel.id, limit=DELIVERIES_SHOWN),
         )
-        for channel in await channels.list_channels(db, project)
+        for channel in channels.list_channels(db, project)
     ]
     return ChannelsPage(
         project=project, channels=logs, mail=bool(settings.smtp_host), webhooks=settings.webhooks, now=now

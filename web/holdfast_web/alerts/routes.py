@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Form, Path, Query
@@ -34,7 +36,7 @@ router = Router()
 # ---- alerts ---------------------------------------------------------------------------------------
 
 
-def _question(
+async def _question(
     state: str = "open",
     group: str = "rule",
     project: str = "",
@@ -58,22 +60,23 @@ async def _rows(
     asker: Asker,
     question: Annotated[context.AlertQuery, Depends(_question)],
     before: Annotated[int | None, Query(ge=0, le=MAX_INTEGER)] = None,
-) -> context.AlertRows:
-    return await context.alert_rows(db, asker, question, now=now, before=before)
+) -> Callable[[], context.AlertRows]:
+    """Return a function that reads the rows, for the thread of the route."""
+    return partial(context.alert_rows, db, asker, question, now=now, before=before)
 
 
-Rows = Annotated[context.AlertRows, Depends(_rows)]
+Rows = Annotated[Callable[[], context.AlertRows], Depends(_rows)]
 
 
 @router.endpoint("GET", "/alerts", access=LISTS)
-async def alerts_page(db: Db, asker: Asker, rows: Rows) -> Response:
-    projects = await projects_of(db, asker.visible_projects)
-    return replace(rows, projects=projects, rules=await rules.titles(db, projects)).page()
+def alerts_page(db: Db, asker: Asker, rows: Rows) -> Response:
+    projects = projects_of(db, asker.visible_projects)
+    return replace(rows(), projects=projects, rules=rules.titles(db, projects)).page()
 
 
 @router.endpoint("GET", "/alerts/live", access=LISTS)
-async def alerts_live(rows: Rows) -> Response:
-    return rows.response()
+def alerts_live(rows: Rows) -> Response:
+    return rows().response()
 
 
 @router.endpoint(
@@ -81,27 +84,27 @@ async def alerts_live(rows: Rows) -> Response:
     "/alerts/acknowledge",
     access=LISTS,  # the route checks each alert
 )
-async def acknowledge_all(
+def acknowledge_all(
     db: Db, now: Now, asker: Asker, alert: Annotated[list[int] | None, Form()] = None, back: Text = "/alerts",
     htmx: Htmx = False,
 ) -> Response:  # fmt: skip
     """Acknowledge the selected alerts."""
     known = [number for number in alert or [] if 0 <= number <= MAX_INTEGER]
-    await incidents.acknowledge_all(db, known, asker=asker, now=now)
+    incidents.acknowledge_all(db, known, asker=asker, now=now)
     return _done(back, htmx)
 
 
 @router.endpoint("POST", "/jobs/{job}/alerts/{alert}/acknowledge", access=OPERATE)
-async def acknowledge(
+def acknowledge(
     job: str, alert: Number, db: Db, now: Now, who: Who, back: Text = "/alerts", htmx: Htmx = False
 ) -> Response:
     with suppress(AlertResolved):  # the alert resolved meanwhile; the answer shows that
-        await incidents.acknowledge(db, job, alert, who=who, now=now)
+        incidents.acknowledge(db, job, alert, who=who, now=now)
     return _done(back, htmx)
 
 
 @router.endpoint("POST", "/jobs/{job}/alerts/{alert}/silence", access=OPERATE)
-async def silence(
+def silence(
     job: str,
     alert: Number,
     db: Db,
@@ -113,16 +116,16 @@ async def silence(
 ) -> Response:
     until = now + forms.seconds("silence", seconds)
     with suppress(AlertResolved):  # the alert resolved meanwhile; the answer shows that
-        await incidents.silence(db, job, alert, until=until, who=who, now=now)
+        incidents.silence(db, job, alert, until=until, who=who, now=now)
     return _done(back, htmx)
 
 
 @router.endpoint("POST", "/jobs/{job}/alerts/{alert}/unsilence", access=OPERATE)
-async def unsilence(
+def unsilence(
     job: str, alert: Number, db: Db, now: Now, who: Who, back: Text = "/alerts", htmx: Htmx = False
 ) -> Response:
     with suppress(AlertResolved):  # the alert resolved meanwhile; the answer shows that
-        await incidents.unsilence(db, job, alert, who=who, now=now)
+        incidents.unsilence(db, job, alert, who=who, now=now)
     return _done(back, htmx)
 
 
@@ -137,8 +140,8 @@ def _done(back: str, htmx: bool) -> Response:
 
 
 @router.endpoint("GET", "/projects/{project}/alert-rules", access=PROJECT_VIEW)
-async def rules_page(project: str, db: Db, asker: Asker) -> Response:
-    return (await context.rules_page(db, asker, project)).response()
+def rules_page(project: str, db: Db, asker: Asker) -> Response:
+    return context.rules_page(db, asker, project).response()
 
 
 @dataclass(frozen=True)
@@ -154,31 +157,31 @@ Fields = Annotated[RuleForm, Depends()]
 
 
 @router.endpoint("POST", "/projects/{project}/alert-rules", access=PROJECT_OPERATE)
-async def new_rule(
+def new_rule(
     project: str, db: Db, now: Now, asker: Asker, who: Who, form: Fields, name: Text = "", kind: Text = ""
 ) -> Response:
-    return await _save_rule(db, asker, project, name.strip(), form, now=now, who=who, kind=kind)
+    return _save_rule(db, asker, project, name.strip(), form, now=now, who=who, kind=kind)
 
 
 @router.endpoint("POST", "/projects/{project}/alert-rules/{rule}", access=PROJECT_OPERATE)
-async def change_rule(
+def change_rule(
     project: str, rule: str, db: Db, now: Now, asker: Asker, who: Who, form: Fields, enabled: Text = ""
 ) -> Response:
-    return await _save_rule(db, asker, project, rule, form, now=now, who=who, enabled=bool(enabled))
+    return _save_rule(db, asker, project, rule, form, now=now, who=who, enabled=bool(enabled))
 
 
-async def _save_rule(
+def _save_rule(
     db: Database, asker: Principal, project: str, name: str, form: RuleForm, *, now: float, who: str,
     kind: str = "", enabled: bool = True,
 ) -> Response:  # fmt: skip
     """Change a rule; on a refusal, answer with the page and the reason."""
     try:
-        changes = _rule_changes(await rules.list_rules(db, project), name, kind, form, enabled)
-        await rules.change(db, project, name, changes, who=who, now=now)
+        changes = _rule_changes(rules.list_rules(db, project), name, kind, form, enabled)
+        rules.change(db, project, name, changes, who=who, now=now)
     except UnknownProject:
         raise
     except RequestRefused as refusal:
-        page = replace(await context.rules_page(db, asker, project), refused=str(refusal), refused_rule=name)
+        page = replace(context.rules_page(db, asker, project), refused=str(refusal), refused_rule=name)
         return page.response(refusal.status)
     return RedirectResponse(f"/projects/{project}/alert-rules#rule-{name}", 303)
 
@@ -202,8 +205,8 @@ def _rule_changes(known: list[AlertRule], name: str, kind: str, form: RuleForm, 
 
 
 @router.endpoint("POST", "/projects/{project}/alert-rules/{rule}/remove", access=PROJECT_OPERATE)
-async def remove_rule(project: str, rule: str, db: Db, now: Now, who: Who) -> Response:
-    await rules.remove(db, project, rule, who=who, now=now)
+def remove_rule(project: str, rule: str, db: Db, now: Now, who: Who) -> Response:
+    rules.remove(db, project, rule, who=who, now=now)
     return RedirectResponse(f"/projects/{project}/alert-rules", 303)
 
 
@@ -211,12 +214,12 @@ async def remove_rule(project: str, rule: str, db: Db, now: Now, who: Who) -> Re
 
 
 @router.endpoint("GET", "/projects/{project}/alert-channels", access=PROJECT_ADMIN)
-async def channels_page(project: str, db: Db, now: Now, config: Config) -> Response:
-    return (await context.channels_page(db, config.alerts, project, now)).response()
+def channels_page(project: str, db: Db, now: Now, config: Config) -> Response:
+    return context.channels_page(db, config.alerts, project, now).response()
 
 
 @router.endpoint("POST", "/projects/{project}/alert-channels", access=PROJECT_ADMIN)
-async def new_channel(
+def new_channel(
     project: str,
     db: Db,
     now: Now,
@@ -230,23 +233,23 @@ async def new_channel(
     typed = {"name": name, "target": target, "kind": kind}
     asked = channels.NewChannel(name=name, target=target, kind=kind, least_severity=least_severity)
     try:
-        made = await channels.create(db, config.alerts, project, asked, who=who, now=now)
+        made = channels.create(db, config.alerts, project, asked, who=who, now=now)
     except UnknownProject:
         raise
     except RequestRefused as refusal:
-        page = await context.channels_page(db, config.alerts, project, now)
+        page = context.channels_page(db, config.alerts, project, now)
         return replace(page, refused=str(refusal), typed=typed).response(refusal.status)
     # no redirect: only this answer contains the secret
-    return replace(await context.channels_page(db, config.alerts, project, now), made=made).response()
+    return replace(context.channels_page(db, config.alerts, project, now), made=made).response()
 
 
 @router.endpoint("POST", "/projects/{project}/alert-channels/{channel}/remove", access=PROJECT_ADMIN)
-async def remove_channel(project: str, channel: str, db: Db, now: Now, who: Who) -> Response:
-    await channels.remove(db, project, channel, who=who, now=now)
+def remove_channel(project: str, channel: str, db: Db, now: Now, who: Who) -> Response:
+    channels.remove(db, project, channel, who=who, now=now)
     return RedirectResponse(f"/projects/{project}/alert-channels", 303)
 
 
 @router.endpoint("POST", "/projects/{project}/alert-channels/{channel}/test", access=PROJECT_ADMIN)
-async def test_channel(project: str, channel: str, db: Db, now: Now) -> Response:
-    await deliveries.send_test(db, project, channel, now=now)
+def test_channel(project: str, channel: str, db: Db, now: Now) -> Response:
+    deliveries.send_test(db, project, channel, now=now)
     return RedirectResponse(f"/projects/{project}/alert-channels#channel-{channel}", 303)

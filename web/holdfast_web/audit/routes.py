@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlencode
@@ -46,7 +46,7 @@ class AuditPage(View):
     now: float
 
 
-def _question(
+async def _question(
     asker: Asker,
     who: str = "",
     action: str = "",
@@ -68,9 +68,9 @@ Asked = Annotated[AuditQuery, Depends(_question)]
 
 
 @router.endpoint("GET", "", access=ANY_PROJECT_ADMIN)
-async def log(db: Db, now: Now, asked: Asked) -> Response:
-    async with db.read() as session:
-        found = await audit.entries(session, asked, limit=SHOWN + 1)
+def log(db: Db, now: Now, asked: Asked) -> Response:
+    with db.read() as session:
+        found = audit.entries(session, asked, limit=SHOWN + 1)
     filters = {"who": asked.who, "action": asked.action, "job": asked.job, "project": asked.project}
     page = AuditPage(
         entries=found[:SHOWN],
@@ -84,26 +84,26 @@ async def log(db: Db, now: Now, asked: Asked) -> Response:
 
 
 @router.endpoint("GET", "/export", access=ANY_PROJECT_ADMIN)
-async def export(db: Db, asked: Asked, form: Literal["csv", "json"] = "csv") -> Response:
+def export(db: Db, asked: Asked, form: Literal["csv", "json"] = "csv") -> Response:
     kind, lines = ("text/csv", _csv(db, asked)) if form == "csv" else ("application/json", _json(db, asked))
     headers = {"Content-Disposition": f'attachment; filename="holdfast-audit.{form}"'}
     return StreamingResponse(lines, media_type=f"{kind}; charset=utf-8", headers=headers)
 
 
-async def _pages(db: Database, asked: AuditQuery) -> AsyncIterator[list[AuditEntry]]:
+def _pages(db: Database, asked: AuditQuery) -> Iterator[list[AuditEntry]]:
     """Read in pages, each in its own transaction, so that a long log holds no memory and no snapshot."""
     while True:
-        async with db.read() as session:
-            page = await audit.entries(session, asked, limit=EXPORTED_AT_ONCE)
+        with db.read() as session:
+            page = audit.entries(session, asked, limit=EXPORTED_AT_ONCE)
         if not page:
             return
         yield page
         asked = replace(asked, older_than=page[-1].id)
 
 
-async def _csv(db: Database, asked: AuditQuery) -> AsyncIterator[bytes]:
+def _csv(db: Database, asked: AuditQuery) -> Iterator[bytes]:
     yield csv_bytes([COLUMNS], LINE_END)
-    async for page in _pages(db, asked):
+    for page in _pages(db, asked):
         yield csv_bytes(([_cell(entry, column) for column in COLUMNS] for entry in page), LINE_END)
 
 
@@ -111,9 +111,9 @@ def _cell(entry: AuditEntry, column: str) -> object:
     return iso(entry.at) if column == "at" else csv_cell(getattr(entry, column))
 
 
-async def _json(db: Database, asked: AuditQuery) -> AsyncIterator[bytes]:
+def _json(db: Database, asked: AuditQuery) -> Iterator[bytes]:
     between = b"["
-    async for page in _pages(db, asked):
+    for page in _pages(db, asked):
         for entry in page:
             yield between + msgspec.json.encode(entry)
             between = b",\n"

@@ -82,22 +82,22 @@ class CheckpointPage(View):
     now: float
 
 
-async def checkpoint_page(
+def checkpoint_page(
     view: JobView, checkpoint: str, *, other: str = "", typed: FieldInput | None = None,
     refusal: str = "", verify_refusal: str = "", all_tensors: bool = False, fork: str = "",
 ) -> CheckpointPage:  # fmt: skip
     now = view.now
-    summary, this = await job_summary(view), await story(view, checkpoint)
-    that = await story(view, other) if other else None
-    edits = await timeline.edits(view, limit=EDITS_MOST)
-    table = await verifications.tensors(view, this.checkpoint.id, that.checkpoint.id if that else None)
+    summary, this = job_summary(view), story(view, checkpoint)
+    that = story(view, other) if other else None
+    edits = timeline.edits(view, limit=EDITS_MOST)
+    table = verifications.tensors(view, this.checkpoint.id, that.checkpoint.id if that else None)
     points = [this.checkpoint, *([that.checkpoint] if that else [])]
     asked = this.verification.open and that is not None and this.verification.against == that.checkpoint.id
     return CheckpointPage(
         job=summary,
         story=this,
         other=that,
-        others=await _others(view, points),
+        others=_others(view, points),
         verify=verification_part(summary, this, now, refusal=verify_refusal),
         tensors=TensorsPart(
             job=summary,
@@ -108,7 +108,7 @@ async def checkpoint_page(
         ),
         pin=_pin_of(checkpoint, edits, summary),
         settings_then=_settings_at(this.edit, edits, summary),
-        family=await summaries.family(view),
+        family=summaries.family(view),
         fork=_named(fork.strip()),
         label=typed or FieldInput(value=this.checkpoint.label or ""),
         refusal=refusal,
@@ -116,10 +116,10 @@ async def checkpoint_page(
     )
 
 
-async def _others(view: JobView, points: list[CheckpointInfo]) -> list[CheckpointInfo]:
+def _others(view: JobView, points: list[CheckpointInfo]) -> list[CheckpointInfo]:
     """Return what this checkpoint, the first of `points`, can be compared with; the compared one is among them."""
     this, *that = points
-    found = await timeline.restore_points(view, limit=OTHERS, in_store=True)
+    found = timeline.restore_points(view, limit=OTHERS, in_store=True)
     newest = [row for row in found if row.id != this.id and row.state in IN_REACH]
     return newest + [row for row in that if row.id not in {one.id for one in newest}]
 

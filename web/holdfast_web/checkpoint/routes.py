@@ -26,63 +26,59 @@ router = Router()
 
 
 @router.endpoint("GET", "/jobs/{job}/checkpoints/{checkpoint}", access=VIEW)
-async def checkpoint_page(
+def checkpoint_page(
     job: str, checkpoint: str, db: Db, now: Now, other: Annotated[str, Query(alias="with")] = "",
     tensors: str = "", fork: str = "",
 ) -> Response:  # fmt: skip
-    async with view_job(db, job, now=now) as view:
-        page = await context.checkpoint_page(
-            view, checkpoint, other=other, all_tensors=tensors == "all", fork=fork
-        )
+    with view_job(db, job, now=now) as view:
+        page = context.checkpoint_page(view, checkpoint, other=other, all_tensors=tensors == "all", fork=fork)
     return page.response()
 
 
 @router.endpoint("GET", "/jobs/{job}/checkpoints/{checkpoint}/verification", access=VIEW)
-async def verification(job: str, checkpoint: str, db: Db, now: Now) -> Response:
+def verification(job: str, checkpoint: str, db: Db, now: Now) -> Response:
     """Return the progress of a verification; after the verdict, make the browser reload the page."""
-    async with view_job(db, job, now=now) as view:
-        part = context.verification_part(await job_summary(view), await story(view, checkpoint), now)
+    with view_job(db, job, now=now) as view:
+        part = context.verification_part(job_summary(view), story(view, checkpoint), now)
     return part.response(headers={} if part.verification.open else {"HX-Refresh": "true"})
 
 
 @router.endpoint("POST", "/jobs/{job}/checkpoints/{checkpoint}/verify", access=OPERATE)
-async def verify(job: str, checkpoint: str, db: Db, who: Who, now: Now, against: Text = "") -> Response:
+def verify(job: str, checkpoint: str, db: Db, who: Who, now: Now, against: Text = "") -> Response:
     try:
-        await verifications.verify(db, job, checkpoint, against=against or None, who=who, now=now)
+        verifications.verify(db, job, checkpoint, against=against or None, who=who, now=now)
     except NotPossible as refusal:
-        async with view_job(db, job, now=now) as view:
-            page = await context.checkpoint_page(view, checkpoint, other=against, verify_refusal=str(refusal))
+        with view_job(db, job, now=now) as view:
+            page = context.checkpoint_page(view, checkpoint, other=against, verify_refusal=str(refusal))
         return page.response(refusal.status)
     return _back(job, checkpoint, "verify", against)
 
 
 @router.endpoint("POST", "/jobs/{job}/checkpoints/{checkpoint}/verify/cancel", access=OPERATE)
-async def cancel_verification(job: str, checkpoint: str, db: Db, who: Who, now: Now) -> Response:
-    await verifications.cancel_verification(db, job, checkpoint, who=who, now=now)
+def cancel_verification(job: str, checkpoint: str, db: Db, who: Who, now: Now) -> Response:
+    verifications.cancel_verification(db, job, checkpoint, who=who, now=now)
     return _back(job, checkpoint, "verify")
 
 
 @router.endpoint("POST", "/jobs/{job}/checkpoints/{checkpoint}/pin", access=OPERATE)
-async def pin(job: str, checkpoint: str, db: Db, who: Who, now: Now, pinned: Text) -> Response:
+def pin(job: str, checkpoint: str, db: Db, who: Who, now: Now, pinned: Text) -> Response:
     changes = CheckpointChanges(pinned=pinned == "true")
     try:
-        await control.change_checkpoint(db, job, checkpoint, changes, who=who, now=now)
+        control.change_checkpoint(db, job, checkpoint, changes, who=who, now=now)
     except NotPossible as refusal:
-        async with view_job(db, job, now=now) as view:
-            page = await context.checkpoint_page(view, checkpoint, refusal=str(refusal))
+        with view_job(db, job, now=now) as view:
+            page = context.checkpoint_page(view, checkpoint, refusal=str(refusal))
         return page.response(refusal.status)
     return _back(job, checkpoint, "retention-section")
 
 
 @router.endpoint("POST", "/jobs/{job}/checkpoints/{checkpoint}/label", access=OPERATE)
-async def label(job: str, checkpoint: str, db: Db, who: Who, now: Now, label: Text = "") -> Response:
+def label(job: str, checkpoint: str, db: Db, who: Who, now: Now, label: Text = "") -> Response:
     try:
-        await control.change_checkpoint(db, job, checkpoint, CheckpointChanges(label=label), who=who, now=now)
+        control.change_checkpoint(db, job, checkpoint, CheckpointChanges(label=label), who=who, now=now)
     except InvalidSetting as refusal:
-        async with view_job(db, job, now=now) as view:
-            page = await context.checkpoint_page(
-                view, checkpoint, typed=FieldInput(value=label, error=str(refusal))
-            )
+        with view_job(db, job, now=now) as view:
+            page = context.checkpoint_page(view, checkpoint, typed=FieldInput(value=label, error=str(refusal)))
         return page.response(refusal.status)
     return _back(job, checkpoint, "retention-section")
 

@@ -98,15 +98,13 @@ class ComparisonPage(View):
     lineages_linked: int = LINEAGES_LINKED
 
 
-async def comparison_page(
-    db: Database, address: ComparisonAddress, asker: Principal, *, now: float
-) -> ComparisonPage:
-    compared = await comparison.compare(db, address.query, visible=asker.visible_projects)
+def comparison_page(db: Database, address: ComparisonAddress, asker: Principal, *, now: float) -> ComparisonPage:
+    compared = comparison.compare(db, address.query, visible=asker.visible_projects)
     if not address.chosen and compared.metrics and not any(job.curves for job in compared.jobs):
         # no job reports a loss: show what they report
         query = replace(address.query, metrics=(compared.metrics[0],))
         address = replace(address, query=query)
-        compared = await comparison.compare(db, query, visible=asker.visible_projects)
+        compared = comparison.compare(db, query, visible=asker.visible_projects)
     across = plot.x_range(
         (x for job in compared.jobs for curve in job.curves for x in curve.x),
         address.query.start,
@@ -118,20 +116,17 @@ async def comparison_page(
         panels=[_panel(metric, compared, across, address) for metric in address.query.metrics],
         bucket=_bucket(compared),
         summaries={(job.name, curve.metric): curve for job in compared.jobs for curve in job.curves},
-        configuration=await _configuration(db, compared, now=now),
+        configuration=_configuration(db, compared, now=now),
         axes=AXES,
     )
 
 
-async def _configuration(db: Database, compared: Comparison, *, now: float) -> ConfigurationTable:
+def _configuration(db: Database, compared: Comparison, *, now: float) -> ConfigurationTable:
     found: list[AttemptConfiguration] = []
-    async with db.read() as session:
+    with db.read() as session:
         for name in dict.fromkeys(each.job for each in compared.jobs):
-            view = JobView(session, await find_job(session, name), now=now)
-            found += [
-                await attempts.configuration(view, newest.attempt)
-                for newest in await attempts.attempts(view, limit=1)
-            ]
+            view = JobView(session, find_job(session, name), now=now)
+            found += [attempts.configuration(view, newest.attempt) for newest in attempts.attempts(view, limit=1)]
     reported = [each for each in found if each.configuration or each.environment]
     sections: dict[ConfigurationSection, list[dict[str, str]]] = {
         "configuration": [each.configuration for each in reported],

@@ -31,7 +31,7 @@ router = Router()
     "/compare",
     access=LISTS,  # the query checks each job
 )
-async def compare(
+def compare(
     db: Db,
     now: Now,
     asker: Asker,
@@ -57,7 +57,7 @@ async def compare(
         end=_place("to", end),
     )
     address = context.ComparisonAddress(query=query, chosen=chosen, smoothing=weight, logarithmic=bool(log))
-    return (await context.comparison_page(db, address, asker, now=now)).response()
+    return context.comparison_page(db, address, asker, now=now).response()
 
 
 def _place(field: str, text: str) -> float | None:

@@ -230,14 +230,14 @@ def bulk_confirmation(
     )
 
 
-async def fleet_rows(
+def fleet_rows(
     db: Database, question: FleetQuery, *, hidden: frozenset[str], asker: Principal, server: str, now: float
 ) -> FleetRows:
-    async with db.read() as session:
-        fleet = await fleet_of(session, question, now=now)
+    with db.read() as session:
+        fleet = fleet_of(session, question, now=now)
         names = [job.job for job in fleet.jobs]
-        alerts = await open_of_jobs(session, names, now=now)
-        shares = await goodput.shares(session, names, GOODPUT_WINDOW, now=now)
+        alerts = open_of_jobs(session, names, now=now)
+        shares = goodput.shares(session, names, GOODPUT_WINDOW, now=now)
     shown = replace(question, page=fleet.page)
     return FleetRows(
         fleet=fleet,

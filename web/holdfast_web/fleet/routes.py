@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Annotated, cast, get_args
 from urllib.parse import parse_qs, urlencode, urlsplit
 
@@ -33,7 +34,7 @@ MIN_TICK_SECONDS = 0.5
 router = Router()
 
 
-def _question(
+async def _question(
     asker: Asker,
     search: str = "",
     status: str = "",
@@ -80,7 +81,7 @@ def _labels(typed: str) -> tuple[str, ...]:
     return tuple(label for label in (part.strip() for part in typed.split(",")) if label)
 
 
-def _hidden(hide: Annotated[list[str] | None, Query()] = None) -> frozenset[str]:
+async def _hidden(hide: Annotated[list[str] | None, Query()] = None) -> frozenset[str]:
     for column in hide or ():
         if column not in context.COLUMNS:
             raise InvalidSetting("hide", f"unknown column {column!r}; use some of {', '.join(context.COLUMNS)}")
@@ -93,22 +94,23 @@ Hidden = Annotated[frozenset[str], Depends(_hidden)]
 
 async def _rows(
     db: Db, now: Now, asker: Asker, request: Request, question: Asked, hidden: Hidden
-) -> context.FleetRows:
+) -> Callable[[], context.FleetRows]:
+    """Return a function that reads the rows, for the thread of the route."""
     server = f"{request.url.scheme}://{request.url.netloc or f'127.0.0.1:{DEFAULT_PORT}'}"
-    return await context.fleet_rows(db, question, hidden=hidden, asker=asker, server=server, now=now)
+    return partial(context.fleet_rows, db, question, hidden=hidden, asker=asker, server=server, now=now)
 
 
-Rows = Annotated[context.FleetRows, Depends(_rows)]
+Rows = Annotated[Callable[[], context.FleetRows], Depends(_rows)]
 
 
 @router.endpoint("GET", "/", access=LISTS)
-async def fleet_page(rows: Rows) -> Response:
-    return rows.page()
+def fleet_page(rows: Rows) -> Response:
+    return rows().page()
 
 
 @router.endpoint("GET", "/fleet/live", access=LISTS)
-async def fleet_live(rows: Rows) -> Response:
-    return rows.response()
+def fleet_live(rows: Rows) -> Response:
+    return rows().response()
 
 
 @router.endpoint(
@@ -116,7 +118,7 @@ async def fleet_live(rows: Rows) -> Response:
     "/fleet/confirm",
     access=LISTS,  # the route checks each job
 )
-async def confirm(
+def confirm(
     db: Db, now: Now, asker: Asker, action: Text, job: Annotated[list[str] | None, Form()] = None,
     all_matching: Text = "", budget: Text = "", write_budget: Text = "", back: Text = "/",
 ) -> Response:  # fmt: skip
@@ -134,8 +136,8 @@ async def confirm(
         write_budget=forms.write_budget(write_budget) if action == "write_budget" else None,
         preview=True,
     )
-    preview = await bulk.change(db, selected, asker=asker, now=now)
-    ended = await bulk.not_running(db, [one.job for one in preview.outcomes if not one.refusal], now=now)
+    preview = bulk.change(db, selected, asker=asker, now=now)
+    ended = bulk.not_running(db, [one.job for one in preview.outcomes if not one.refusal], now=now)
     value = (write_budget if action == "write_budget" else budget).strip()
     shown = context.bulk_confirmation(selected.action, preview, ended, value=value, back=back)
     return shown.response()
@@ -146,7 +148,7 @@ async def confirm(
     "/fleet/change",
     access=LISTS,  # the route checks each job
 )
-async def change(
+def change(
     db: Db,
     now: Now,
     asker: Asker,
@@ -163,7 +165,7 @@ async def change(
         budget=forms.budget_from_percent(budget) if action == "budget" else None,
         write_budget=forms.write_budget(write_budget) if action == "write_budget" else None,
     )
-    result = await bulk.change(db, wanted, asker=asker, now=now)
+    result = bulk.change(db, wanted, asker=asker, now=now)
     words = context.ACTIONS[wanted.action][1]
     back = local_path(back)
     return context.BulkPage(action=wanted.action, outcomes=result.outcomes, words=words, back=back).response()

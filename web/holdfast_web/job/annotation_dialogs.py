@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, ClassVar
 
 from fastapi import Path
@@ -42,59 +43,59 @@ class AnnotationDialog(View):
 
 
 @router.endpoint("GET", "/jobs/{job}/annotations/new", access=OPERATE)
-async def new(job: str, db: Db, iteration: str = "", htmx: Htmx = False) -> Response:
-    async with db.read() as session:
-        row = await find_job(session, job)
+def new(job: str, db: Db, iteration: str = "", htmx: Htmx = False) -> Response:
+    with db.read() as session:
+        row = find_job(session, job)
     return AnnotationDialog(job=job, iteration=iteration or str(row.iteration)).part_or_page(htmx)
 
 
 @router.endpoint("GET", "/jobs/{job}/annotations/{annotation}", access=OPERATE)
-async def edit_dialog(job: str, annotation: Number, db: Db, now: Now, htmx: Htmx = False) -> Response:
-    found = await _annotation(db, job, annotation, now)
+def edit_dialog(job: str, annotation: Number, db: Db, now: Now, htmx: Htmx = False) -> Response:
+    found = _annotation(db, job, annotation, now)
     return AnnotationDialog(job=job, annotation=found, text=found.text).part_or_page(htmx)
 
 
 @router.endpoint("POST", "/jobs/{job}/annotations", access=OPERATE)
-async def add(
+def add(
     job: str, db: Db, who: Who, now: Now, iteration: Text = "", text: Text = "", htmx: Htmx = False
 ) -> Response:
-    async def act() -> None:
+    def act() -> None:
         asked = NewAnnotation(text=text, iteration=forms.iteration(iteration))
-        await iteration_annotations.add(db, job, asked, who=who, now=now)
+        iteration_annotations.add(db, job, asked, who=who, now=now)
 
-    return await _do(act(), AnnotationDialog(job=job, iteration=iteration, text=text), db, now, htmx)
+    return _do(act, AnnotationDialog(job=job, iteration=iteration, text=text), db, now, htmx)
 
 
 @router.endpoint("POST", "/jobs/{job}/annotations/{annotation}", access=OPERATE)
-async def edit(
+def edit(
     job: str, annotation: Number, db: Db, who: Who, now: Now, text: Text = "", htmx: Htmx = False
 ) -> Response:
-    dialog = AnnotationDialog(job=job, annotation=await _annotation(db, job, annotation, now), text=text)
-    return await _do(
-        iteration_annotations.edit(db, job, annotation, text, who=who, now=now), dialog, db, now, htmx
-    )
+    dialog = AnnotationDialog(job=job, annotation=_annotation(db, job, annotation, now), text=text)
+    act = partial(iteration_annotations.edit, db, job, annotation, text, who=who, now=now)
+    return _do(act, dialog, db, now, htmx)
 
 
 @router.endpoint("POST", "/jobs/{job}/annotations/{annotation}/delete", access=OPERATE)
-async def delete(job: str, annotation: Number, db: Db, who: Who, now: Now, htmx: Htmx = False) -> Response:
-    dialog = AnnotationDialog(job=job, annotation=await _annotation(db, job, annotation, now))
-    return await _do(iteration_annotations.delete(db, job, annotation, who=who, now=now), dialog, db, now, htmx)
+def delete(job: str, annotation: Number, db: Db, who: Who, now: Now, htmx: Htmx = False) -> Response:
+    dialog = AnnotationDialog(job=job, annotation=_annotation(db, job, annotation, now))
+    act = partial(iteration_annotations.delete, db, job, annotation, who=who, now=now)
+    return _do(act, dialog, db, now, htmx)
 
 
-async def _annotation(db: Db, job: str, annotation: int, now: float) -> Annotation:
-    async with view_job(db, job, now=now) as view:
-        return await iteration_annotations.find(view, annotation)
+def _annotation(db: Db, job: str, annotation: int, now: float) -> Annotation:
+    with view_job(db, job, now=now) as view:
+        return iteration_annotations.find(view, annotation)
 
 
-async def _do(act: Awaitable[object], dialog: AnnotationDialog, db: Db, now: float, htmx: bool) -> Response:
+def _do(act: Callable[[], object], dialog: AnnotationDialog, db: Db, now: float, htmx: bool) -> Response:
     """Answer with the refreshed page, or with the dialog and the reason of a refusal."""
     try:
-        await act
+        act()
     except (InvalidSetting, NotPossible) as refusal:
         field = refusal.field if isinstance(refusal, InvalidSetting) else ""
         return replace(dialog, refusal=str(refusal), refused_field=field).part_or_page(htmx, refusal.status)
     if not htmx:
         return RedirectResponse(f"/jobs/{dialog.job}#annotations", 303)
-    async with view_job(db, dialog.job, now=now) as view:
-        live = await context.job_live(view)
+    with view_job(db, dialog.job, now=now) as view:
+        live = context.job_live(view)
     return live.response(headers={"HX-Trigger": "holdfast:annotated"})

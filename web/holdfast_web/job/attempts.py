@@ -83,12 +83,12 @@ def _newest_end(job: JobSummary) -> str:
 
 
 @router.endpoint("GET", "/jobs/{job}/attempts", access=VIEW)
-async def job_attempts(job: str, db: Db, now: Now, asker: Asker, htmx: Htmx = False) -> Response:
+def job_attempts(job: str, db: Db, now: Now, asker: Asker, htmx: Htmx = False) -> Response:
     most = SHOWN if htmx else MOST
-    async with view_job(db, job, now=now) as view:
-        found = await attempts.attempts(view, limit=most + 1)
-        family = await summaries.family(view, visible=asker.visible_projects)
-        summary = await summaries.job_summary(view)
+    with view_job(db, job, now=now) as view:
+        found = attempts.attempts(view, limit=most + 1)
+        family = summaries.family(view, visible=asker.visible_projects)
+        summary = summaries.job_summary(view)
     part = AttemptsPart(
         job=job, attempts=found[:most], has_more=len(found) > most, now=now, end=_newest_end(summary),
         origin=family.origin is not None and family.origin.project is not None,
@@ -97,13 +97,11 @@ async def job_attempts(job: str, db: Db, now: Now, asker: Asker, htmx: Htmx = Fa
 
 
 @router.endpoint("GET", "/jobs/{job}/attempts/{attempt}", access=VIEW)
-async def attempt_page(
-    job: str, attempt: AttemptNumber, db: Db, now: Now, asker: Asker, against: str = ""
-) -> Response:
+def attempt_page(job: str, attempt: AttemptNumber, db: Db, now: Now, asker: Asker, against: str = "") -> Response:
     visible = asker.visible_projects
-    async with view_job(db, job, now=now) as view:
-        known = await attempts.attempts(view, limit=MOST)
-        family = await summaries.family(view, visible=visible)
+    with view_job(db, job, now=now) as view:
+        known = attempts.attempts(view, limit=MOST)
+        family = summaries.family(view, visible=visible)
         this = next((row for row in known if row.attempt == attempt), None)
         if this is None:
             raise UnknownAttempt(job, f"attempt {attempt}")
@@ -115,10 +113,10 @@ async def attempt_page(
         earlier = next((str(number) for number in others if number < attempt), None)
         default = earlier or (attempts.ORIGIN if origin is not None and origin.project is not None else NOTHING)
         against = against or default
-        found = await attempts.configuration(
+        found = attempts.configuration(
             view, attempt, against="" if against == NOTHING else against, visible=visible
         )
-        output = OutputPart(job=job, attempt=attempt, output=await attempts.output(view, attempt))
+        output = OutputPart(job=job, attempt=attempt, output=attempts.output(view, attempt))
     page = AttemptPage(
         job=job, output=output, attempt=this, found=found, against=against, shared=_shared(found),
         choices=[*choices, (NOTHING, "nothing")], now=now,
@@ -127,7 +125,7 @@ async def attempt_page(
 
 
 @router.endpoint("GET", "/jobs/{job}/attempts/{attempt}/output", access=VIEW)
-async def attempt_output(job: str, attempt: AttemptNumber, db: Db, now: Now) -> Response:
-    async with view_job(db, job, now=now) as view:
-        output = await attempts.output(view, attempt)
+def attempt_output(job: str, attempt: AttemptNumber, db: Db, now: Now) -> Response:
+    with view_job(db, job, now=now) as view:
+        output = attempts.output(view, attempt)
     return OutputPart(job=job, attempt=attempt, output=output).response()

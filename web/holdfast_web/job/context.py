@@ -262,53 +262,51 @@ def shown_order(orders: list[Order], now: float) -> Order | None:
     return newest if newest.open or now - moved_at < shown_seconds else None
 
 
-async def points_part(view: JobView, job: JobSummary, *, limit: int) -> PointsPart:
+def points_part(view: JobView, job: JobSummary, *, limit: int) -> PointsPart:
     return PointsPart(
         job=job,
-        points=await timeline.restore_points(view, limit=limit, in_store=True),
+        points=timeline.restore_points(view, limit=limit, in_store=True),
         points_limit=limit,
-        family=await summaries.family(view),
+        family=summaries.family(view),
         now=view.now,
     )
 
 
-async def history_part(
-    view: JobView, job: JobSummary, *, limit: int, edits: list[Edit] | None = None
-) -> HistoryPart:
+def history_part(view: JobView, job: JobSummary, *, limit: int, edits: list[Edit] | None = None) -> HistoryPart:
     if edits is None:
-        edits = await timeline.edits(view, limit=EDITS_MOST)
+        edits = timeline.edits(view, limit=EDITS_MOST)
     # restores have their own list
     changed = [
         edit
         for edit in edits
         if any(change.field != "restore" and change.before != change.after for change in edit.changes)
     ]
-    by_people = await iteration_annotations.list_annotations(view, limit=ANNOTATIONS_MOST, by_people=True)
-    by_script = await iteration_annotations.list_annotations(view, limit=MARKS_SHOWN, by_people=False)
+    by_people = iteration_annotations.list_annotations(view, limit=ANNOTATIONS_MOST, by_people=True)
+    by_script = iteration_annotations.list_annotations(view, limit=MARKS_SHOWN, by_people=False)
     return HistoryPart(
         job=job,
-        orders=await timeline.orders(view),
+        orders=timeline.orders(view),
         edits=changed[:limit],
         edits_limit=limit,
         more_edits=len(changed) > limit,
-        notices=await timeline.notices(view, limit=NOTICES_SHOWN),
+        notices=timeline.notices(view, limit=NOTICES_SHOWN),
         annotations=sorted(by_people + by_script, key=lambda row: (row.iteration, row.id), reverse=True),
         now=view.now,
     )
 
 
-async def job_live(view: JobView, *, points_limit: int = POINTS_SHOWN, edits_limit: int = EDITS_SHOWN) -> JobLive:
+def job_live(view: JobView, *, points_limit: int = POINTS_SHOWN, edits_limit: int = EDITS_SHOWN) -> JobLive:
     name, now = view.name, view.now
-    job = await summaries.job_summary(view)
-    edits = await timeline.edits(view, limit=EDITS_MOST)
-    points = await points_part(view, job, limit=points_limit)
-    history = await history_part(view, job, limit=edits_limit, edits=edits)
-    alerts = await incidents.open_of_jobs(view.session, [name], now=now)
-    shares = await goodput.shares(view.session, [name], GOODPUT_WINDOW, now=now)
+    job = summaries.job_summary(view)
+    edits = timeline.edits(view, limit=EDITS_MOST)
+    points = points_part(view, job, limit=points_limit)
+    history = history_part(view, job, limit=edits_limit, edits=edits)
+    alerts = incidents.open_of_jobs(view.session, [name], now=now)
+    shares = goodput.shares(view.session, [name], GOODPUT_WINDOW, now=now)
     supervisor = job.supervisor
     restarts = job.status == "restarting" and supervisor is not None and supervisor.failed
     has_failed = restarts or (job.has_ended and job.status != "finished")
-    output = await attempts.output(view, job.attempt) if has_failed else None
+    output = attempts.output(view, job.attempt) if has_failed else None
     just_ended = supervisor is not None and job.last_contact_seconds < OUTPUT_PENDING_SECONDS
     return JobLive(
         **values(points) | values(history),
@@ -317,14 +315,14 @@ async def job_live(view: JobView, *, points_limit: int = POINTS_SHOWN, edits_lim
         alerts=alerts.get(name, []),
         output=output,
         is_output_pending=just_ended and output is not None and not output.lines,
-        waiting_host="" if job.alive else await attempts.waiting_host(view),
-        last_good=await control.find_last_good(view) if job.has_ended else None,
+        waiting_host="" if job.alive else attempts.waiting_host(view),
+        last_good=control.find_last_good(view) if job.has_ended else None,
         changes=newest_changes(edits, job),
         goodput=shares.get(name),
     )
 
 
-async def restore_dialog(
+def restore_dialog(
     view: JobView,
     *,
     checkpoint: str = "",
@@ -338,18 +336,18 @@ async def restore_dialog(
     `before`: an iteration with a wrong loss, to restore the last good checkpoint before it and before an earlier
     trouble that the job has not recovered from.
     """
-    job = await summaries.job_summary(view)
+    job = summaries.job_summary(view)
     nearest, reason, good = None, "", None
     try:
         if before is not None and not checkpoint:
-            good = await control.find_last_good(view, before=before)
+            good = control.find_last_good(view, before=before)
             if good is None or good.checkpoint is None:
                 place = before if good is None else good.iteration
                 raise NotRestorable(f"no sound checkpoint from before iteration {place:,} is left")
             checkpoint, reason = good.checkpoint.id, good.reason
         if asked:
-            checkpoint = (await control.checkpoint_at(view, forms.iteration(asked))).id
-        preview = await previews.preview_restore(view, checkpoint) if checkpoint else None
+            checkpoint = control.checkpoint_at(view, forms.iteration(asked)).id
+        preview = previews.preview_restore(view, checkpoint) if checkpoint else None
         if preview and good and not preview.repeats:  # a wrong loss that the job has recovered from
             preview = structs.replace(preview, repeats=good.trouble)
         is_degraded = degraded and preview is not None and preview.checkpoint.state == "damaged"
@@ -363,7 +361,7 @@ async def restore_dialog(
         nearest = error.nearest if isinstance(error, CheckpointNotFound) else None
     undone = [
         order
-        for order in (await timeline.orders(view) if preview else [])
+        for order in (timeline.orders(view) if preview else [])
         if preview and order.undoable and order.safety_checkpoint == preview.checkpoint.id
     ]
     undoes = undone[0] if undone else None
@@ -387,18 +385,18 @@ def _sentence(error: RequestRefused) -> str:
     return str(error)
 
 
-async def plan_part(view: JobView, typed: dict[str, str]) -> PlanPart:
+def plan_part(view: JobView, typed: dict[str, str]) -> PlanPart:
     """Return the plan for the typed inputs."""
-    job = await summaries.job_summary(view)
+    job = summaries.job_summary(view)
     known: dict[str, Any] = {"job": view.name, "project": job.project, "version": job.desired.version}
     known |= {"policy": job.policy, "budget": job.budget if job.desired.budget is None else job.desired.budget}
     try:
-        plan = await plans.plan_job(view, plans.what_if(**typed, bare="percent"))
+        plan = plans.plan_job(view, plans.what_if(**typed, bare="percent"))
         plot = draw(plan.comparison) if plan.comparison else None
         answer = PlanAnswer(plan=plan, plot=plot, query=forms.plan_query(typed), **known)
     except InvalidSetting as error:
         # the placeholders of blank fields need the current plan
-        plan = await plans.plan_job(view)
+        plan = plans.plan_job(view)
         answer = PlanAnswer(plan=plan, plot=None, error=str(error), field=error.field, **known)
     return PlanPart(job=view.name, typed=typed, answer=answer)
 
@@ -424,7 +422,7 @@ def preview_part(job: JobSummary, answer: SettingsPreview) -> PreviewPart:
     return PreviewPart(job=job, plan=answer.plan, in_force=answer.in_force, why_none=answer.why_none)
 
 
-async def controls(view: JobView, job: JobSummary, changes: dict[str, ChangeStatus]) -> ControlsPart:
+def controls(view: JobView, job: JobSummary, changes: dict[str, ChangeStatus]) -> ControlsPart:
     desired = job.desired
     rate, seconds = desired.write_bytes_per_second, desired.max_unsaved_seconds
     budget = desired.budget if desired.budget is not None else job.budget
@@ -441,24 +439,24 @@ async def controls(view: JobView, job: JobSummary, changes: dict[str, ChangeStat
         conflict_form="",
         policy=job.desired.policy,
         preview=preview_part(job, plans.preview_settings(view.job, budget=None, every=None)),
-        advice=await _advice(view, job),
+        advice=_advice(view, job),
         changes=changes,
         now=view.now,
     )
 
 
-async def _advice(view: JobView, job: JobSummary) -> Advice | None:
+def _advice(view: JobView, job: JobSummary) -> Advice | None:
     """Return advice once the cost of a checkpoint is measured, unless the script fixes the interval."""
     is_measured = job.paced is not None and "cost_seconds" in job.paced.profile
     if not (job.alive and is_measured) or (job.policy == "fixed" and job.fixed_interval is None):
         return None
-    comparison = (await plans.plan_job(view)).comparison
+    comparison = plans.plan_job(view).comparison
     return None if comparison is None else advise(comparison)
 
 
-async def controls_of(view: JobView) -> ControlsPart:
-    job = await summaries.job_summary(view)
-    return await controls(view, job, newest_changes(await timeline.edits(view), job))
+def controls_of(view: JobView) -> ControlsPart:
+    job = summaries.job_summary(view)
+    return controls(view, job, newest_changes(timeline.edits(view), job))
 
 
 def refused_controls(

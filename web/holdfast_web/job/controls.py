@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -27,16 +27,16 @@ router = Router()
 
 
 @router.endpoint("GET", "/jobs/{job}/controls", access=VIEW)
-async def job_controls(job: str, db: Db, now: Now) -> Response:
-    async with view_job(db, job, now=now) as view:
-        shown = await context.controls_of(view)
+def job_controls(job: str, db: Db, now: Now) -> Response:
+    with view_job(db, job, now=now) as view:
+        shown = context.controls_of(view)
     return shown.response()
 
 
 @router.endpoint("GET", "/jobs/{job}/preview", access=VIEW)
-async def job_preview(job: str, db: Db, now: Now, budget: str = "", every: str = "") -> Response:
-    async with view_job(db, job, now=now) as view:
-        preview = _preview(view, await summaries.job_summary(view), budget=budget, every=every)
+def job_preview(job: str, db: Db, now: Now, budget: str = "", every: str = "") -> Response:
+    with view_job(db, job, now=now) as view:
+        preview = _preview(view, summaries.job_summary(view), budget=budget, every=every)
     return preview.response(422 if preview.error else 200)
 
 
@@ -64,37 +64,35 @@ class _ControlForm:
     """The version that the page showed."""
     htmx: Htmx = False
 
-    async def change(
+    def change(
         self, form: str, changes: Callable[[], DesiredChanges], *, typed: str = "", hold: str = ""
     ) -> Response:
-        async def apply() -> None:
+        def apply() -> None:
             version = forms.version(self.version)
-            await control.edit(self.db, self.job, changes(), version=version, who=self.who, now=self.now)
+            control.edit(self.db, self.job, changes(), version=version, who=self.who, now=self.now)
 
-        return await self.do(form, apply, typed=typed, hold=hold)
+        return self.do(form, apply, typed=typed, hold=hold)
 
-    async def do(
-        self, form: str, act: Callable[[], Awaitable[None]], *, typed: str = "", hold: str = ""
-    ) -> Response:
+    def do(self, form: str, act: Callable[[], None], *, typed: str = "", hold: str = "") -> Response:
         """Apply a change; answer with the current controls, or with the reason of a refusal."""
         try:
-            await act()
+            act()
         except (UnknownJob, UnknownOrder):
             raise
         except RequestRefused as refusal:
-            return await self._refused(form, refusal, typed, hold)
+            return self._refused(form, refusal, typed, hold)
         if self.htmx:
-            async with view_job(self.db, self.job, now=self.now) as view:
-                shown = await context.controls_of(view)
+            with view_job(self.db, self.job, now=self.now) as view:
+                shown = context.controls_of(view)
             return shown.response()
         return RedirectResponse(f"/jobs/{self.job}#controls", 303)
 
-    async def _refused(self, form: str, refusal: RequestRefused, typed: str, hold: str) -> Response:
-        async with view_job(self.db, self.job, now=self.now) as view:
-            shown = await context.controls_of(view)
+    def _refused(self, form: str, refusal: RequestRefused, typed: str, hold: str) -> Response:
+        with view_job(self.db, self.job, now=self.now) as view:
+            shown = context.controls_of(view)
             if isinstance(refusal, VersionConflict) and form == "budget":
                 shown = replace(shown, preview=_preview(view, shown.job, budget=typed))
-            live = None if self.htmx else await context.job_live(view)
+            live = None if self.htmx else context.job_live(view)
         shown = context.refused_controls(shown, form, typed, refusal, hold=hold)
         if live is None:
             return shown.response(refusal.status)
@@ -105,17 +103,17 @@ Form = Annotated[_ControlForm, Depends()]
 
 
 @router.endpoint("POST", "/jobs/{job}/budget", access=OPERATE)
-async def set_budget(form: Form, budget: Text = "") -> Response:
+def set_budget(form: Form, budget: Text = "") -> Response:
     """Set the budget; that of the script, as the page shows it, stays the script's."""
-    async with view_job(form.db, form.job, now=form.now) as view:
-        shown = await summaries.job_summary(view)
+    with view_job(form.db, form.job, now=form.now) as view:
+        shown = summaries.job_summary(view)
 
     def changes() -> DesiredChanges:
         wanted = forms.budget_from_percent(budget)
         is_same = shown.desired.budget is None and math.isclose(wanted, shown.budget or 0.0, rel_tol=1e-5)
         return DesiredChanges(budget=None if is_same else wanted)
 
-    return await form.change("budget", changes, typed=budget)
+    return form.change("budget", changes, typed=budget)
 
 
 def _budget_of_plan(text: str) -> float | UnsetType:
@@ -123,7 +121,7 @@ def _budget_of_plan(text: str) -> float | UnsetType:
 
 
 @router.endpoint("POST", "/jobs/{job}/limits", access=OPERATE)
-async def set_limits(form: Form, write_budget: Text = "", max_unsaved_work: Text = "") -> Response:
+def set_limits(form: Form, write_budget: Text = "", max_unsaved_work: Text = "") -> Response:
     """Set the write budget and the unsaved work; an empty field returns to the script's setting."""
 
     def changes() -> DesiredChanges:
@@ -131,11 +129,11 @@ async def set_limits(form: Form, write_budget: Text = "", max_unsaved_work: Text
             write_budget=forms.write_budget(write_budget), max_unsaved_work=forms.unsaved_work(max_unsaved_work)
         )
 
-    return await form.change("limits", changes, typed=f"{write_budget}\n{max_unsaved_work}")
+    return form.change("limits", changes, typed=f"{write_budget}\n{max_unsaved_work}")
 
 
 @router.endpoint("POST", "/jobs/{job}/interval", access=OPERATE)
-async def set_interval(
+def set_interval(
     form: Form, mode: Text = "fixed", every: Text = "", hold: Text = "", budget: Text = ""
 ) -> Response:
     """Fix the interval, with the budget that a plan was made for, or let the policy set it again."""
@@ -147,46 +145,44 @@ async def set_interval(
             every=forms.interval(every), every_seconds=forms.hold(hold), budget=_budget_of_plan(budget)
         )
 
-    return await form.change("interval", changes, typed=every, hold=hold)
+    return form.change("interval", changes, typed=every, hold=hold)
 
 
 @router.endpoint("POST", "/jobs/{job}/policy", access=OPERATE)
-async def set_policy(form: Form, policy: Text = "", mode: Text = "", budget: Text = "") -> Response:
+def set_policy(form: Form, policy: Text = "", mode: Text = "", budget: Text = "") -> Response:
     """Set the policy; `automatic` also ends a fixed interval, under which it would have no effect."""
 
     def changes() -> DesiredChanges:
         every = None if mode == "automatic" else UNSET
         return DesiredChanges(policy=policy or None, every=every, budget=_budget_of_plan(budget))
 
-    return await form.change("policy", changes, typed=policy)
+    return form.change("policy", changes, typed=policy)
 
 
 @router.endpoint("POST", "/jobs/{job}/retention", access=OPERATE)
-async def set_retention(form: Form, retention: Text = "") -> Response:
-    return await form.change(
-        "retention", lambda: DesiredChanges(retention=retention.strip() or None), typed=retention
-    )
+def set_retention(form: Form, retention: Text = "") -> Response:
+    return form.change("retention", lambda: DesiredChanges(retention=retention.strip() or None), typed=retention)
 
 
 @router.endpoint("POST", "/jobs/{job}/undo", access=OPERATE)
-async def undo(form: Form, edit: Text) -> Response:
-    async def apply() -> None:
+def undo(form: Form, edit: Text) -> Response:
+    def apply() -> None:
         number, version = forms.version(edit), forms.version(form.version)
-        await control.undo(form.db, form.job, number, version=version, who=form.who, now=form.now)
+        control.undo(form.db, form.job, number, version=version, who=form.who, now=form.now)
 
-    return await form.do("undo", apply)
+    return form.do("undo", apply)
 
 
 @router.endpoint("POST", "/jobs/{job}/pause", access=OPERATE)
-async def set_paused(form: Form, paused: Text) -> Response:
-    return await form.change("pause", lambda: DesiredChanges(paused=paused == "true"), typed=paused)
+def set_paused(form: Form, paused: Text) -> Response:
+    return form.change("pause", lambda: DesiredChanges(paused=paused == "true"), typed=paused)
 
 
 @router.endpoint("POST", "/jobs/{job}/checkpoint", access=OPERATE)
-async def request_checkpoint(form: Form) -> Response:
-    return await form.change("checkpoint", lambda: DesiredChanges(checkpoint_request=True))
+def request_checkpoint(form: Form) -> Response:
+    return form.change("checkpoint", lambda: DesiredChanges(checkpoint_request=True))
 
 
 @router.endpoint("POST", "/jobs/{job}/probe", access=OPERATE)
-async def request_probe(form: Form) -> Response:
-    return await form.change("probe", lambda: DesiredChanges(probe_request=True))
+def request_probe(form: Form) -> Response:
+    return form.change("probe", lambda: DesiredChanges(probe_request=True))

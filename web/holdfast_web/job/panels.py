@@ -105,13 +105,13 @@ def _checked(window: str, windows: object) -> str:
 
 
 @router.endpoint("GET", "/jobs/{job}/goodput", access=VIEW)
-async def job_goodput(job: str, db: Db, now: Now, window: str = "24h", htmx: Htmx = False) -> Response:
-    answer = await goodput(db, job, cast("Window", _checked(window, Window)), now=now)
+def job_goodput(job: str, db: Db, now: Now, window: str = "24h", htmx: Htmx = False) -> Response:
+    answer = goodput(db, job, cast("Window", _checked(window, Window)), now=now)
     return GoodputPart(job=job, goodput=answer, bar=_bar(answer)).part_or_page(htmx)
 
 
 @router.endpoint("GET", "/jobs/{job}/ranks", access=VIEW)
-async def job_ranks(
+def job_ranks(
     job: str,
     db: Db,
     now: Now,
@@ -120,19 +120,19 @@ async def job_ranks(
     htmx: Htmx = False,
 ) -> Response:
     _checked(window, ShortWindow)
-    times = await rank_times(db, job, cast("ShortWindow", window), now=now)
+    times = rank_times(db, job, cast("ShortWindow", window), now=now)
     # a refresh of the full page keeps all rows
     all_rows = rows == "all" or not htmx
     shown = min(RANKS_MOST if all_rows else RANKS_SHOWN, len(times.ranks))
     slowest = [row.rank for row in times.ranks[:shown]]
-    heat = await rank_heat(db, job, slowest, cast("ShortWindow", window), times.measure, now=now)
+    heat = rank_heat(db, job, slowest, cast("ShortWindow", window), times.measure, now=now)
     part = RanksPart(job=job, times=times, shown=shown, all_rows=all_rows, heat=_cells(heat, times.median_seconds))
     return part.part_or_page(htmx)
 
 
 @router.endpoint("GET", "/jobs/{job}/stalls", access=VIEW)
-async def job_stalls(job: str, db: Db, now: Now, window: str = "24h", htmx: Htmx = False) -> Response:
-    stalls = await stalls_over_time(db, job, cast("Window", _checked(window, Window)), now=now)
+def job_stalls(job: str, db: Db, now: Now, window: str = "24h", htmx: Htmx = False) -> Response:
+    stalls = stalls_over_time(db, job, cast("Window", _checked(window, Window)), now=now)
     return _stalls_part(stalls).part_or_page(htmx)
 
 

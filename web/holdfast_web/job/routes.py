@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Query, Request
@@ -42,16 +43,16 @@ def _back(job: str, anchor: str) -> Response:
 
 
 @router.endpoint("GET", "/jobs/{job}", access=VIEW)
-async def job_page(
+def job_page(
     job: str,
     db: Db,
     now: Now,
     points: Points = context.POINTS_SHOWN,
     edits: Edits = context.EDITS_SHOWN,
 ) -> Response:
-    async with view_job(db, job, now=now) as view:
-        live = await context.job_live(view, points_limit=points, edits_limit=edits)
-        shown = await context.controls(view, live.job, live.changes)
+    with view_job(db, job, now=now) as view:
+        live = context.job_live(view, points_limit=points, edits_limit=edits)
+        shown = context.controls(view, live.job, live.changes)
     return context.job_page(live, shown).response()
 
 
@@ -69,13 +70,13 @@ async def live_parts(
     limits = {"points_limit": points, "edits_limit": edits}
     encoding = encoding_for(request.headers.get("Accept-Encoding", ""))
 
-    async def read() -> context.JobLive:
-        async with view_job(db, job, now=clock()) as view:
-            return await context.job_live(view, **limits)
+    def read() -> context.JobLive:
+        with view_job(db, job, now=clock()) as view:
+            return context.job_live(view, **limits)
 
     async def ask() -> EncodedBody:
-        live = await shared.answer(job, ("data", *limits.values()), read)
-        return await EncodedBody.of_page(live.html(), encoding)
+        live = await shared.answer(job, ("data", *limits.values()), partial(db.ask, "pages", read))
+        return await db.ask("pages", lambda: EncodedBody.of_page(live.html(), encoding))
 
     # the page depends on what the asker may see and do
     packed = await shared.answer(job, ("live", *limits.values(), asker.permissions, encoding), ask)
@@ -83,23 +84,23 @@ async def live_parts(
 
 
 @router.endpoint("GET", "/jobs/{job}/history", access=VIEW)
-async def job_history(job: str, db: Db, now: Now, edits: Edits = context.EDITS_SHOWN) -> Response:
-    async with view_job(db, job, now=now) as view:
-        part = await context.history_part(view, await summaries.job_summary(view), limit=edits)
+def job_history(job: str, db: Db, now: Now, edits: Edits = context.EDITS_SHOWN) -> Response:
+    with view_job(db, job, now=now) as view:
+        part = context.history_part(view, summaries.job_summary(view), limit=edits)
     return part.response()
 
 
 @router.endpoint("GET", "/jobs/{job}/points", access=VIEW)
-async def job_points(job: str, db: Db, now: Now, points: Points = context.POINTS_SHOWN) -> Response:
-    async with view_job(db, job, now=now) as view:
-        part = await context.points_part(view, await summaries.job_summary(view), limit=points)
+def job_points(job: str, db: Db, now: Now, points: Points = context.POINTS_SHOWN) -> Response:
+    with view_job(db, job, now=now) as view:
+        part = context.points_part(view, summaries.job_summary(view), limit=points)
     return part.response()
 
 
 # ---- plan -----------------------------------------------------------------------------------
 
 
-def _plan_inputs(
+async def _plan_inputs(
     budget: str = "", every: str = "", mtbf: str = "", ranks: str = "", restart: str = ""
 ) -> dict[str, str]:
     return {"budget": budget, "every": every, "mtbf": mtbf, "ranks": ranks, "restart": restart}
@@ -109,16 +110,16 @@ PlanInputs = Annotated[dict[str, str], Depends(_plan_inputs)]
 
 
 @router.endpoint("GET", "/jobs/{job}/plan", access=VIEW)
-async def job_plan(job: str, db: Db, now: Now, typed: PlanInputs, htmx: Htmx = False) -> Response:
-    async with view_job(db, job, now=now) as view:
-        part = await context.plan_part(view, typed)
+def job_plan(job: str, db: Db, now: Now, typed: PlanInputs, htmx: Htmx = False) -> Response:
+    with view_job(db, job, now=now) as view:
+        part = context.plan_part(view, typed)
     return part.part_or_page(htmx, 422 if part.answer.error else 200)
 
 
 @router.endpoint("GET", "/jobs/{job}/plan/answer", access=VIEW)
-async def job_plan_answer(job: str, db: Db, now: Now, typed: PlanInputs) -> Response:
-    async with view_job(db, job, now=now) as view:
-        answer = (await context.plan_part(view, typed)).answer
+def job_plan_answer(job: str, db: Db, now: Now, typed: PlanInputs) -> Response:
+    with view_job(db, job, now=now) as view:
+        answer = context.plan_part(view, typed).answer
     return answer.response(422 if answer.error else 200)
 
 
@@ -130,7 +131,7 @@ async def job_plan_answer(job: str, db: Db, now: Now, typed: PlanInputs) -> Resp
     "/jobs/{job}/restore",
     access=RESTORE,  # so that the dialog, not its last step, asks for the password
 )
-async def restore_dialog(
+def restore_dialog(
     job: str,
     db: Db,
     now: Now,
@@ -140,69 +141,69 @@ async def restore_dialog(
     degraded: bool = False,
     htmx: Htmx = False,
 ) -> Response:
-    async with view_job(db, job, now=now) as view:
-        dialog = await context.restore_dialog(
+    with view_job(db, job, now=now) as view:
+        dialog = context.restore_dialog(
             view, checkpoint=checkpoint, asked=iteration, before=before, degraded=degraded
         )
     return dialog.part_or_page(htmx, 422 if dialog.refusal else 200)
 
 
 @router.endpoint("POST", "/jobs/{job}/restores", access=RESTORE)
-async def order_restore(
+def order_restore(
     job: str, db: Db, who: Who, now: Now, checkpoint: Text, key: Text, degraded: Text = "", htmx: Htmx = False
 ) -> Response:
     wants_degraded = degraded == "true"
     try:
-        await control.order_restore(
+        control.order_restore(
             db, job, checkpoint=checkpoint, iteration=None, key=key, who=who, now=now, degraded=wants_degraded
         )
     except (UnknownJob, UnknownOrder):
         raise
     except RequestRefused as refusal:
-        async with view_job(db, job, now=now) as view:
-            dialog = await context.restore_dialog(
+        with view_job(db, job, now=now) as view:
+            dialog = context.restore_dialog(
                 view, checkpoint=checkpoint, refusal=str(refusal), degraded=wants_degraded
             )
         return dialog.part_or_page(htmx, 409 if isinstance(refusal, OpenOrder) else 422)
     if not htmx:
         return _back(job, "restore-status")
-    return await _moved(db, job, now, "holdfast:restore-requested")
+    return _moved(db, job, now, "holdfast:restore-requested")
 
 
 @router.endpoint("POST", "/jobs/{job}/restores/{order}/cancel", access=OPERATE)
-async def cancel_restore(job: str, order: str, db: Db, who: Who, now: Now, htmx: Htmx = False) -> Response:
+def cancel_restore(job: str, order: str, db: Db, who: Who, now: Now, htmx: Htmx = False) -> Response:
     try:
-        await control.cancel_restore(db, job, order, who=who, now=now)
+        control.cancel_restore(db, job, order, who=who, now=now)
     except NotCancellable:
         # the page was outdated; answer with the current state
         if not htmx:
             raise
-    return await _moved(db, job, now, "holdfast:refresh-now") if htmx else _back(job, "restore-status")
+    return _moved(db, job, now, "holdfast:refresh-now") if htmx else _back(job, "restore-status")
 
 
 @router.endpoint("GET", "/jobs/{job}/delete", access=ADMINISTER)
-async def delete_dialog(job: str, db: Db, now: Now, htmx: Htmx = False) -> Response:
-    return await _delete_dialog(db, job, now, htmx)
+def delete_dialog(job: str, db: Db, now: Now, htmx: Htmx = False) -> Response:
+    return _delete_dialog(db, job, now, htmx)
 
 
-async def _delete_dialog(db: Db, job: str, now: float, htmx: bool, *, refusal: str = "") -> Response:
-    async with view_job(db, job, now=now) as view:
-        dialog = context.DeleteDialog(job=await summaries.job_summary(view), refusal=refusal, now=now)
+def _delete_dialog(db: Db, job: str, now: float, htmx: bool, *, refusal: str = "") -> Response:
+    with view_job(db, job, now=now) as view:
+        dialog = context.DeleteDialog(job=summaries.job_summary(view), refusal=refusal, now=now)
     return dialog.part_or_page(htmx, 409 if refusal else 200)
 
 
 @router.endpoint("POST", "/jobs/{job}/delete", access=ADMINISTER)
-async def delete_job(job: str, db: Db, who: Who, now: Now, htmx: Htmx = False) -> Response:
+def delete_job(job: str, db: Db, who: Who, now: Now, htmx: Htmx = False) -> Response:
     try:
-        await deletion.delete_job(db, job, who=who, now=now)
+        deletion.delete_job(db, job, who=who, now=now)
     except NotPossible as refusal:
-        return await _delete_dialog(db, job, now, htmx, refusal=str(refusal))
+        return _delete_dialog(db, job, now, htmx, refusal=str(refusal))
     if htmx:
         return Response(headers={"HX-Redirect": "/"})
     return RedirectResponse("/", 303)
 
 
-async def _moved(db: Db, job: str, now: float, event: str) -> Response:
-    async with view_job(db, job, now=now) as view:
-        live = await context.job_live(view)
+def _moved(db: Db, job: str, now: float, event: str) -> Response:
+    with view_job(db, job, now=now) as view:
+        live = context.job_live(view)
     return live.response(headers={"HX-Trigger": event})

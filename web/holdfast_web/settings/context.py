@@ -82,15 +82,15 @@ class ProjectPage(SettingsPage):
     typed: str = ""
 
 
-async def you_page(db: Database, asker: Principal, now: float) -> YouPage:
-    found = await sign_ins.list_sessions(db, asker, now=now)
-    by_provider = await people.uses_identity_provider(db, asker.name)
+def you_page(db: Database, asker: Principal, now: float) -> YouPage:
+    found = sign_ins.list_sessions(db, asker, now=now)
+    by_provider = people.uses_identity_provider(db, asker.name)
     return YouPage(asker=asker, now=now, sign_ins=found, by_provider=by_provider)
 
 
-async def keys_page(db: Database, asker: Principal, now: float) -> KeysPage:
-    found = await tokens.list_tokens(db, asker=asker, now=now)
-    names = [row.name for row in await projects.list_projects(db, asker)]
+def keys_page(db: Database, asker: Principal, now: float) -> KeysPage:
+    found = tokens.list_tokens(db, asker=asker, now=now)
+    names = [row.name for row in projects.list_projects(db, asker)]
     return KeysPage(
         asker=asker,
         now=now,
@@ -102,15 +102,15 @@ async def keys_page(db: Database, asker: Principal, now: float) -> KeysPage:
     )
 
 
-async def people_page(db: Database, asker: Principal, now: float) -> PeoplePage:
-    return PeoplePage(asker=asker, now=now, people=await people.list_people(db))
+def people_page(db: Database, asker: Principal, now: float) -> PeoplePage:
+    return PeoplePage(asker=asker, now=now, people=people.list_people(db))
 
 
-async def projects_page(db: Database, asker: Principal, now: float) -> ProjectsPage:
-    found = await projects.list_projects(db, asker, role=Role.admin)
+def projects_page(db: Database, asker: Principal, now: float) -> ProjectsPage:
+    found = projects.list_projects(db, asker, role=Role.admin)
     return ProjectsPage(asker=asker, now=now, projects=found)
 
 
-async def project_page(db: Database, asker: Principal, now: float, project: str) -> ProjectPage:
-    members = await projects.list_members(db, project)
+def project_page(db: Database, asker: Principal, now: float, project: str) -> ProjectPage:
+    members = projects.list_members(db, project)
     return ProjectPage(asker=asker, now=now, project=project, members=members)

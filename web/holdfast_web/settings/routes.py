@@ -32,7 +32,7 @@ from holdfast_web.shared.routing import Text, headers_of
 NO_ACCOUNTS = "This server has no accounts. Start it with `holdfast serve --accounts`."
 
 
-def _require_accounts(request: Request) -> None:
+async def _require_accounts(request: Request) -> None:
     if request.url.path != "/settings" and not services_of(request.app).auth.has_accounts:
         raise NotPossible(NO_ACCOUNTS)
 
@@ -50,37 +50,37 @@ def _refused(page: context.SettingsPage, refusal: RequestRefused, **typed: Any) 
 
 
 @router.endpoint("GET", "", access=PERSON)
-async def you(request: Request, db: Db, asker: Asker, now: Now) -> Response:
+def you(request: Request, db: Db, asker: Asker, now: Now) -> Response:
     auth = services_of(request.app).auth
     if not auth.has_accounts:
         return context.NoAccountsPage(shared=isinstance(auth, SharedSecretAuth)).response()
-    return (await context.you_page(db, asker, now)).response()
+    return context.you_page(db, asker, now).response()
 
 
-@router.endpoint("POST", "/password", access=PERSON)
-async def change_password(
+@router.endpoint("POST", "/password", access=PERSON, threads="accounts")
+def change_password(
     request: Request, db: Db, asker: Asker, now: Now, present: Text = "", password: Text = ""
 ) -> Response:
     try:
-        await sign_ins.check_password(db, asker.name, present, visitor(request), now=now)
-        await people.change_password(db, asker.name, password, keep=asker.sign_in_id, now=now)
+        sign_ins.check_password(db, asker.name, present, visitor(request), now=now)
+        people.change_password(db, asker.name, password, keep=asker.sign_in_id, now=now)
     except RequestRefused as refusal:
-        return _refused(await context.you_page(db, asker, now), refusal)
+        return _refused(context.you_page(db, asker, now), refusal)
     done = "Your password is changed, and your other browsers are signed out."
-    response = replace(await context.you_page(db, asker, now), done=done).response()
-    remember_device(request, response, await sign_ins.new_device(db, asker.name))
+    response = replace(context.you_page(db, asker, now), done=done).response()
+    remember_device(request, response, sign_ins.new_device(db, asker.name))
     return response
 
 
 @router.endpoint("POST", "/sessions/end", access=PERSON)
-async def end_other_sessions(db: Db, asker: Asker, now: Now) -> Response:
-    await sign_ins.end_others(db, asker, now=now)
+def end_other_sessions(db: Db, asker: Asker, now: Now) -> Response:
+    sign_ins.end_others(db, asker, now=now)
     return RedirectResponse("/settings#browsers", 303)
 
 
 @router.endpoint("POST", "/sessions/{sign_in}/end", access=PERSON)
-async def end_session(sign_in: str, db: Db, asker: Asker, now: Now) -> Response:
-    await sign_ins.end(db, asker, sign_in, now=now)
+def end_session(sign_in: str, db: Db, asker: Asker, now: Now) -> Response:
+    sign_ins.end(db, asker, sign_in, now=now)
     return RedirectResponse("/settings#browsers", 303)
 
 
@@ -88,12 +88,12 @@ async def end_session(sign_in: str, db: Db, asker: Asker, now: Now) -> Response:
 
 
 @router.endpoint("GET", "/keys", access=PERSON)
-async def list_keys(db: Db, asker: Asker, now: Now) -> Response:
-    return (await context.keys_page(db, asker, now)).response()
+def list_keys(db: Db, asker: Asker, now: Now) -> Response:
+    return context.keys_page(db, asker, now).response()
 
 
 @router.endpoint("POST", "/keys", access=AccessRule(audience="person", recent_password=True))
-async def create_key(
+def create_key(
     db: Db,
     asker: Asker,
     now: Now,
@@ -109,10 +109,10 @@ async def create_key(
         wish = tokens.TokenRequest(
             name=name, scopes=chosen, project=project or None, job=job.strip() or None, seconds=_seconds(expires)
         )
-        secret, _ = await tokens.create(db, wish, maker=asker, now=now)
+        secret, _ = tokens.create(db, wish, maker=asker, now=now)
     except RequestRefused as refusal:
-        return _refused(await context.keys_page(db, asker, now), refusal, typed=typed)
-    return replace(await context.keys_page(db, asker, now), secret=secret).response()
+        return _refused(context.keys_page(db, asker, now), refusal, typed=typed)
+    return replace(context.keys_page(db, asker, now), secret=secret).response()
 
 
 def _seconds(text: str) -> float | None:
@@ -123,8 +123,8 @@ def _seconds(text: str) -> float | None:
 
 
 @router.endpoint("POST", "/keys/{prefix}/revoke", access=PERSON)
-async def revoke_key(prefix: str, db: Db, asker: Asker, now: Now) -> Response:
-    await tokens.revoke(db, prefix, asker=asker, now=now)
+def revoke_key(prefix: str, db: Db, asker: Asker, now: Now) -> Response:
+    tokens.revoke(db, prefix, asker=asker, now=now)
     return RedirectResponse("/settings/keys", 303)
 
 
@@ -132,44 +132,42 @@ async def revoke_key(prefix: str, db: Db, asker: Asker, now: Now) -> Response:
 
 
 @router.endpoint("GET", "/people", access=SERVER_ADMIN)
-async def list_people(db: Db, asker: Asker, now: Now) -> Response:
-    return (await context.people_page(db, asker, now)).response()
+def list_people(db: Db, asker: Asker, now: Now) -> Response:
+    return context.people_page(db, asker, now).response()
 
 
 @router.endpoint("POST", "/people", access=SERVER_GRANT)
-async def add_person(
-    request: Request, db: Db, asker: Asker, now: Now, config: Config, name: Text = ""
-) -> Response:
+def add_person(request: Request, db: Db, asker: Asker, now: Now, config: Config, name: Text = "") -> Response:
     try:
-        added, code = await people.add(db, name, who=asker.name, now=now)
+        added, code = people.add(db, name, who=asker.name, now=now)
     except RequestRefused as refusal:
-        return _refused(await context.people_page(db, asker, now), refusal, typed=name)
+        return _refused(context.people_page(db, asker, now), refusal, typed=name)
     link = f"{public_address(request, config)}/reset#{code}"
-    return replace(await context.people_page(db, asker, now), link=link, link_for=added).response()
+    return replace(context.people_page(db, asker, now), link=link, link_for=added).response()
 
 
 @router.endpoint("POST", "/people/{person}/link", access=SERVER_GRANT)
-async def reset_link(person: str, request: Request, db: Db, asker: Asker, now: Now, config: Config) -> Response:
-    code = await people.reset_link(db, person, who=asker.name, now=now)
+def reset_link(person: str, request: Request, db: Db, asker: Asker, now: Now, config: Config) -> Response:
+    code = people.reset_link(db, person, who=asker.name, now=now)
     link = f"{public_address(request, config)}/reset#{code}"
-    return replace(await context.people_page(db, asker, now), link=link, link_for=person).response()
+    return replace(context.people_page(db, asker, now), link=link, link_for=person).response()
 
 
 @router.endpoint("POST", "/people/{person}/admin", access=SERVER_GRANT)
-async def set_admin(person: str, db: Db, asker: Asker, now: Now, admin: Text = "") -> Response:
+def set_admin(person: str, db: Db, asker: Asker, now: Now, admin: Text = "") -> Response:
     try:
-        await people.set_admin(db, person, admin == "true", who=asker.name, now=now)
+        people.set_admin(db, person, admin == "true", who=asker.name, now=now)
     except NotPossible as refusal:
-        return _refused(await context.people_page(db, asker, now), refusal)
+        return _refused(context.people_page(db, asker, now), refusal)
     return RedirectResponse("/settings/people" if person != asker.name else "/settings", 303)
 
 
 @router.endpoint("POST", "/people/{person}/remove", access=SERVER_GRANT)
-async def remove_person(person: str, db: Db, asker: Asker, now: Now) -> Response:
+def remove_person(person: str, db: Db, asker: Asker, now: Now) -> Response:
     try:
-        await people.remove(db, person, who=asker.name, now=now)
+        people.remove(db, person, who=asker.name, now=now)
     except NotPossible as refusal:
-        return _refused(await context.people_page(db, asker, now), refusal)
+        return _refused(context.people_page(db, asker, now), refusal)
     return RedirectResponse("/settings/people", 303)
 
 
@@ -177,30 +175,30 @@ async def remove_person(person: str, db: Db, asker: Asker, now: Now) -> Response
 
 
 @router.endpoint("GET", "/projects", access=ANY_PROJECT_ADMIN)
-async def list_projects(db: Db, asker: Asker, now: Now) -> Response:
-    return (await context.projects_page(db, asker, now)).response()
+def list_projects(db: Db, asker: Asker, now: Now) -> Response:
+    return context.projects_page(db, asker, now).response()
 
 
 @router.endpoint("POST", "/projects", access=SERVER_ADMIN)
-async def add_project(db: Db, asker: Asker, now: Now, name: Text = "") -> Response:
+def add_project(db: Db, asker: Asker, now: Now, name: Text = "") -> Response:
     try:
-        added = await projects.add(db, name, who=asker.name, now=now)
+        added = projects.add(db, name, who=asker.name, now=now)
     except RequestRefused as refusal:
-        return _refused(await context.projects_page(db, asker, now), refusal, typed=name)
+        return _refused(context.projects_page(db, asker, now), refusal, typed=name)
     return RedirectResponse(f"/settings/projects/{added}", 303)
 
 
 @router.endpoint("GET", "/projects/{project}", access=PROJECT_ADMIN)
-async def show_project(project: str, db: Db, asker: Asker, now: Now) -> Response:
-    return (await context.project_page(db, asker, now, project)).response()
+def show_project(project: str, db: Db, asker: Asker, now: Now) -> Response:
+    return context.project_page(db, asker, now, project).response()
 
 
 @router.endpoint("POST", "/projects/{project}/members", access=PROJECT_GRANT)
-async def set_member(project: str, db: Db, asker: Asker, now: Now, person: Text = "", role: Text = "") -> Response:
+def set_member(project: str, db: Db, asker: Asker, now: Now, person: Text = "", role: Text = "") -> Response:
     try:
-        await people.set_role(db, person.strip().lower(), project, _role(role), who=asker.name, now=now)
+        people.set_role(db, person.strip().lower(), project, _role(role), who=asker.name, now=now)
     except RequestRefused as refusal:
-        return _refused(await context.project_page(db, asker, now, project), refusal, typed=person)
+        return _refused(context.project_page(db, asker, now, project), refusal, typed=person)
     return RedirectResponse(f"/settings/projects/{project}", 303)
 
 
@@ -213,9 +211,9 @@ def _role(text: str) -> Role | None:
 
 
 @router.endpoint("POST", "/projects/{project}/jobs", access=SERVER_GRANT)
-async def move_job(project: str, db: Db, asker: Asker, now: Now, job: Text = "") -> Response:
+def move_job(project: str, db: Db, asker: Asker, now: Now, job: Text = "") -> Response:
     try:
-        await projects.move_job(db, job.strip(), project, who=asker.name, now=now)
+        projects.move_job(db, job.strip(), project, who=asker.name, now=now)
     except RequestRefused as refusal:
-        return _refused(await context.project_page(db, asker, now, project), refusal)
+        return _refused(context.project_page(db, asker, now, project), refusal)
     return RedirectResponse(f"/settings/projects/{project}", 303)

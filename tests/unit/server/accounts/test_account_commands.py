@@ -62,8 +62,8 @@ def test_links_begin_with_the_address_of_the_server(run, empty_database):
     assert assumed in run("user", "reset-link", "ada", notes=True)
     assert "http://127.0.0.1:7117/reset#hfl_" in run("user", "reset-link", "ada")
 
-    async def start(database, now):
-        await server_address.remember(database, "https://holdfast.example:7200/", now=now)
+    def start(database, now):
+        server_address.remember(database, "https://holdfast.example:7200/", now=now)
 
     in_database(empty_database, start)
     for command in (("reset-link", "ada"), ("setup-link",), ("add", "bob")):
@@ -164,14 +164,14 @@ def test_a_server_that_runs_is_no_hindrance(stage: AccountsServer, empty_databas
     done = CliRunner().invoke(user_commands.app, ["add", "ada", "--json", "--db", empty_database])
     assert done.exit_code == 0, done.output
     link = json.loads(done.stdout)["link"].partition("#")[2]
-    assert stage.do(people.choose_password, stage.db, link, PASSWORD, now=time.time()) == "ada"
+    assert people.choose_password(stage.db, link, PASSWORD, now=time.time()) == "ada"
     rows = stage.read(lambda session: audit.entries(session, audit.AuditQuery(), limit=9))
     assert rows[-1].who.endswith("on the server")
 
 
 def test_what_a_job_was_called_moves_no_cursor(run, stage: AccountsServer):
-    async def work(session):
-        await audit.record(session, who="x", action="thing.do", now=1.0, after={"a": "\x1b[2J\u202e"})
+    def work(session):
+        audit.record(session, who="x", action="thing.do", now=1.0, after={"a": "\x1b[2J\u202e"})
 
     stage.write(work)
     shown = run("audit", "list")

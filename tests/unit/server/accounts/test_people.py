@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
+from threading import Lock
 
 import pytest
 from sqlalchemy import func, select
@@ -26,13 +27,14 @@ from holdfast_server.core.principal import Role
 from holdfast_server.http.auth_middleware import COOKIE, DEVICE_COOKIE, HOST_PREFIX
 from holdfast_server.records import audit
 from tests.support.accounts_server import BASE_URL, OTHER, OURS, OWN, PASSWORD, AccountsServer, browser_at
+from tests.support.eventually import eventually
 from tests.support.postgres import ON_SQLITE
 
 FORM = {"Accept": "text/html"}
 
 
 def setup_link(stage: AccountsServer) -> str:
-    return stage.do(people.setup_link, stage.db, who="test", now=stage.clock())
+    return people.setup_link(stage.db, who="test", now=stage.clock())
 
 
 def set_up(stage: AccountsServer, link: str, name: str = "Ada"):
@@ -54,7 +56,7 @@ def test_the_setup_link_makes_the_first_admin_and_nobody_else(stage: AccountsSer
     assert stage.client.get("/settings/people", headers=session_in(first)).status_code == 200
     again = set_up(stage, link, "mallory")
     assert (again.status_code, "no longer works" in again.text) == (422, True)
-    assert [row.name for row in stage.do(people.list_people, stage.db)] == ["ada"]
+    assert [row.name for row in people.list_people(stage.db)] == ["ada"]
     assert setup_link(stage) is None
 
 
@@ -74,17 +76,17 @@ def test_a_setup_link_ends_after_an_hour(stage: AccountsServer, clock):
 def test_what_is_no_link_sets_nothing_up(stage: AccountsServer, link):
     setup_link(stage)
     with pytest.raises(LinkExpired):
-        stage.do(people.create_first_admin, stage.db, link, "ada", PASSWORD, now=stage.clock())
-    assert stage.do(people.list_people, stage.db) == []
+        people.create_first_admin(stage.db, link, "ada", PASSWORD, now=stage.clock())
+    assert people.list_people(stage.db) == []
 
 
 def test_a_link_to_a_password_sets_no_server_up(stage: AccountsServer):
     stage.person("bob")
-    link = stage.do(people.reset_link, stage.db, "bob", who="test", now=stage.clock())
+    link = people.reset_link(stage.db, "bob", who="test", now=stage.clock())
     with pytest.raises(LinkExpired):
-        stage.do(people.create_first_admin, stage.db, link, "ada", PASSWORD, now=stage.clock())
+        people.create_first_admin(stage.db, link, "ada", PASSWORD, now=stage.clock())
     with pytest.raises(LinkExpired):
-        stage.do(people.choose_password, stage.db, setup_link(stage), PASSWORD, now=stage.clock())
+        people.choose_password(stage.db, setup_link(stage), PASSWORD, now=stage.clock())
 
 
 def test_before_the_first_one_the_page_says_where_the_link_is(stage: AccountsServer):
@@ -101,9 +103,9 @@ def test_the_secret_of_a_link_is_not_in_the_database(stage: AccountsServer):
 def dump(stage: AccountsServer) -> str:
     """Everything in the database, as text."""
 
-    async def work(session):
+    def work(session):
         rows = [repr(tuple(row)) for table in models.Base.metadata.sorted_tables
-                for row in (await session.execute(table.select())).all()]  # fmt: skip
+                for row in session.execute(table.select()).all()]  # fmt: skip
         return "\n".join(rows)
 
     return stage.read(work)
@@ -133,9 +135,9 @@ def test_it_is_kept_as_argon2id_and_checked_as_it_was_typed(stage: AccountsServe
     stored = stage.read(lambda session: session.get(models.PersonRecord, "ada")).password
     assert stored.startswith("$argon2id$")
     assert PASSWORD not in dump(stage)
-    assert stage.do(passwords.verify, PASSWORD, stored)
-    assert not stage.do(passwords.verify, PASSWORD + " ", stored)
-    assert not stage.do(passwords.verify, PASSWORD.upper(), stored)
+    assert passwords.verify(PASSWORD, stored)
+    assert not passwords.verify(PASSWORD + " ", stored)
+    assert not passwords.verify(PASSWORD.upper(), stored)
 
 
 def test_an_unknown_name_costs_the_same_check_as_a_known_one(stage: AccountsServer, monkeypatch):
@@ -272,14 +274,14 @@ def test_another_password_signs_the_other_browsers_out(stage: AccountsServer):
 def test_a_link_to_a_new_password_works_once_and_for_a_day(stage: AccountsServer, clock):
     stage.person_with_password("ada")
     there = stage.cookie("ada")
-    link = stage.do(people.reset_link, stage.db, "ada", who="test", now=clock())
+    link = people.reset_link(stage.db, "ada", who="test", now=clock())
     reply = stage.client.post("/reset", data={"code": f" {link} ", "password": "another sentence"}, headers=OURS)
     assert reply.status_code == 303
     assert stage.client.get("/", headers=there).status_code == 401
     assert stage.client.get("/", headers=session_in(reply)).status_code == 200
     again = stage.client.post("/reset", data={"code": link, "password": "yet another one"}, headers=OURS)
     assert again.status_code == 422
-    late = stage.do(people.reset_link, stage.db, "ada", who="test", now=clock())
+    late = people.reset_link(stage.db, "ada", who="test", now=clock())
     clock.now += people.RESET_LINK_SECONDS + 1
     assert (
         stage.client.post("/reset", data={"code": late, "password": "yet another"}, headers=OURS).status_code
@@ -291,16 +293,16 @@ def test_no_link_gives_a_password_to_somebody_of_the_identity_provider(stage: Ac
     stage.person("ada")
     stage.person_with_password("bob")
     root = stage.cookie(stage.person("root", admin=True)) | OURS
-    early = stage.do(people.reset_link, stage.db, "ada", who="test", now=stage.clock())
+    early = people.reset_link(stage.db, "ada", who="test", now=stage.clock())
 
-    async def issue(session):
+    def issue(session):
         for name in ("ada", "bob"):
-            person = await session.get(models.PersonRecord, name)
+            person = session.get(models.PersonRecord, name)
             person.issuer, person.subject = "https://id.example", name
 
     stage.write(issue)
     with pytest.raises(NotPossible, match="identity provider"):
-        stage.do(people.reset_link, stage.db, "ada", who="test", now=stage.clock())
+        people.reset_link(stage.db, "ada", who="test", now=stage.clock())
     asked = stage.client.post("/settings/people/ada/link", headers=root)
     assert (asked.status_code, "identity provider" in asked.text) == (409, True)
     used = stage.client.post("/reset", data={"code": early, "password": PASSWORD}, headers=OURS)
@@ -312,7 +314,7 @@ def test_no_link_gives_a_password_to_somebody_of_the_identity_provider(stage: Ac
 
 
 def tries(stage: AccountsServer, name: str, address: str = "10.0.0.9") -> None:
-    stage.do(rate_limits.take_attempt, stage.db, name, address, now=stage.clock())
+    rate_limits.take_attempt(stage.db, name, address, now=stage.clock())
 
 
 def test_a_name_has_a_few_tries_from_one_address_and_earns_more(stage: AccountsServer, clock):
@@ -392,7 +394,7 @@ def test_a_device_cookie_is_good_for_its_account_and_password_only(stage: Accoun
         browser.cookies.clear()
         browser.cookies.set(DEVICE_COOKIE, f"{cookie[:-1]}{'0' if cookie[-1] != '0' else '1'}")
     elif change == "the password":
-        stage.do(people.change_password, stage.db, "ada", "another sentence", keep=None, now=stage.clock())
+        people.change_password(stage.db, "ada", "another sentence", keep=None, now=stage.clock())
     use_up_name(stage)
     assert sign_in(browser, "another sentence" if change == "the password" else PASSWORD) == 429
 
@@ -438,20 +440,17 @@ def test_an_address_that_a_proxy_made_up_is_no_address(stage: AccountsServer):
 def test_so_many_passwords_are_checked_at_once_and_no_more(stage: AccountsServer, monkeypatch):
     """Each takes a quarter of a second, one after the other: who waited behind all of them would wait too long."""
     stage.person_with_password("ada")
-    # one that was waited for belongs to the loop it was waited for in: each server of the tests has its own
-    monkeypatch.setattr(passwords, "_one_at_a_time", asyncio.Semaphore(1))
-
-    async def guess_and_sign_in():
-        async with asyncio.TaskGroup() as group:
-            queued = [group.create_task(passwords.verify("a guess", None)) for _ in range(passwords.MOST_QUEUED)]
-            await asyncio.sleep(0)
+    queued, turn = [], Lock()
+    monkeypatch.setattr(passwords, "_one_at_a_time", turn)
+    with ThreadPoolExecutor(passwords.MOST_QUEUED) as threads:
+        with turn:
+            queued = [threads.submit(passwords.verify, "a guess", None) for _ in range(passwords.MOST_QUEUED)]
+            eventually(lambda: len(passwords._queued) == passwords.MOST_QUEUED)
             with pytest.raises(PasswordQueueFull):
-                await sign_ins.with_password(
+                sign_ins.with_password(
                     stage.db, "ada", PASSWORD, Visitor(address="10.0.0.1", browser=""), now=stage.clock()
                 )
-        assert not any(task.result() for task in queued)
-
-    stage.do(guess_and_sign_in)
+        assert not any(guess.result() for guess in queued)
     for _ in range(8):
         tries(stage, "ada", "10.0.0.1")  # the refusal took none of the visitor's tries
     assert sign_in(at(stage, "10.0.0.2")) == 303
@@ -459,7 +458,7 @@ def test_so_many_passwords_are_checked_at_once_and_no_more(stage: AccountsServer
 
 def test_a_busy_server_says_when_to_come_back(stage: AccountsServer, monkeypatch):
     stage.person_with_password("ada")
-    link = stage.do(people.reset_link, stage.db, "ada", who="test", now=stage.clock())
+    link = people.reset_link(stage.db, "ada", who="test", now=stage.clock())
     monkeypatch.setattr(passwords, "MOST_QUEUED", 0)
     told = [
         stage.sign_in("ada"),
@@ -494,7 +493,7 @@ def test_the_page_says_how_long_to_wait_and_checks_no_password_meanwhile(stage: 
     for _ in range(8):
         tries(stage, "ada", "unknown")
 
-    async def never(*_):
+    def never(*_):
         raise AssertionError("checked")
 
     monkeypatch.setattr(passwords, "verify", never)
@@ -521,22 +520,22 @@ def test_what_has_ended_is_taken_out(stage: AccountsServer, clock):
     kinds = (models.RateLimitRecord, models.OneTimeLinkRecord, models.SignInRecord)
 
     def counts() -> list[int]:
-        async def work(session):
-            return [await session.scalar(select(func.count()).select_from(kind)) for kind in kinds]
+        def work(session):
+            return [session.scalar(select(func.count()).select_from(kind)) for kind in kinds]
 
         return stage.read(work)
 
-    stage.do(sign_ins.delete_expired, stage.db, clock())
+    sign_ins.delete_expired(stage.db, clock())
     assert counts() == [3, 2, 1]
     clock.now += 30 * 86400
-    stage.do(sign_ins.delete_expired, stage.db, clock())
+    sign_ins.delete_expired(stage.db, clock())
     assert counts() == [0, 0, 0]
 
 
 def test_the_end_of_the_log_is_told_to_the_servers_own(stage: AccountsServer, caplog):
     caplog.set_level("INFO", "holdfast_server.records.audit")
     stage.person("ada")
-    stage.do(audit.log_head, stage.db, 0.0)
+    audit.log_head(stage.db, 0.0)
     found = stage.read(audit.verify)
     assert f"{found.rows}:{found.head}" in caplog.text
 
@@ -557,7 +556,7 @@ def test_an_admin_of_a_project_gives_roles_in_it_and_nowhere_else(stage: Account
         f"/settings/projects/{OTHER}/members", data={"person": "bob", "role": "viewer"}, headers=ada
     )
     assert elsewhere.status_code == 404
-    (bob,) = [row for row in stage.do(people.list_people, stage.db) if row.name == "bob"]
+    (bob,) = [row for row in people.list_people(stage.db) if row.name == "bob"]
     assert bob.roles == {OWN: "viewer"}
     for wrong in (
         {"person": "nobody-here", "role": "viewer"},
@@ -570,16 +569,16 @@ def test_an_admin_of_a_project_gives_roles_in_it_and_nowhere_else(stage: Account
         f"/settings/projects/{OWN}/members", data={"person": "bob", "role": "none"}, headers=ada
     )
     assert taken.status_code == 303
-    assert [row.roles for row in stage.do(people.list_people, stage.db) if row.name == "bob"] == [{}]
+    assert [row.roles for row in people.list_people(stage.db) if row.name == "bob"] == [{}]
 
 
 def test_rights_that_are_taken_end_at_once(stage: AccountsServer):
     stage.project(OWN, "a-job")
     bob = stage.cookie(stage.person("bob", Role.viewer))
     assert stage.client.get("/api/v1/jobs/a-job", headers=bob).status_code == 200
-    stage.do(people.set_role, stage.db, "bob", OWN, None, who="test", now=stage.clock())
+    people.set_role(stage.db, "bob", OWN, None, who="test", now=stage.clock())
     assert stage.client.get("/api/v1/jobs/a-job", headers=bob).status_code == 404
-    stage.do(people.remove, stage.db, "bob", who="test", now=stage.clock())
+    people.remove(stage.db, "bob", who="test", now=stage.clock())
     assert stage.client.get("/api/v1/jobs", headers=bob).status_code == 401
 
 
@@ -588,7 +587,7 @@ def test_the_last_admin_stays(stage: AccountsServer):
     taken = stage.client.post("/settings/people/root/admin", data={"admin": "false"}, headers=root)
     assert "the only server administrator" in taken.text
     with pytest.raises(NotPossible):
-        stage.do(people.remove, stage.db, "root", who="test", now=stage.clock())
+        people.remove(stage.db, "root", who="test", now=stage.clock())
     stage.person("second", admin=True)
     taken = stage.client.post("/settings/people/root/admin", data={"admin": "false"}, headers=root)
     assert taken.status_code == 303
@@ -613,7 +612,7 @@ def test_what_cannot_be_a_name_is_said_beside_the_field(stage: AccountsServer, n
     root = stage.cookie(stage.person("root", admin=True)) | OURS
     reply = stage.client.post("/settings/people", data={"name": name}, headers=root)
     assert reply.status_code == 422
-    assert [row.name for row in stage.do(people.list_people, stage.db)] == ["root"]
+    assert [row.name for row in people.list_people(stage.db)] == ["root"]
 
 
 def test_a_name_is_taken_once(stage: AccountsServer):
@@ -629,8 +628,8 @@ def test_all_of_it_is_in_the_log_and_no_secret_is(stage: AccountsServer):
     stage.sign_in("bob")
     visitor = sign_ins.Visitor(address="10.0.0.1", browser="x")
     with pytest.raises(InvalidCredentials):
-        stage.do(sign_ins.with_password, stage.db, "my-password-typed-here", "x", visitor, now=stage.clock())
-    stage.do(people.remove, stage.db, "bob", who="ada", now=stage.clock())
+        sign_ins.with_password(stage.db, "my-password-typed-here", "x", visitor, now=stage.clock())
+    people.remove(stage.db, "bob", who="ada", now=stage.clock())
     rows = stage.read(lambda session: audit.entries(session, audit.AuditQuery(), limit=100))
     told = {row.action for row in rows}
     assert told >= {

@@ -190,7 +190,7 @@ def test_the_whole_matrix(stage: AccountsServer, cast):
     common = {"type": "http", "scheme": "http", "app": stage.client.app}
     scopes = {who: common | {"headers": _raw(headers)} for who, headers in cast.items()}
     auth, now = stage.client.app.state.services.auth, stage.clock()
-    known = {who: stage.do(auth.authenticate, credentials_of(scope), now=now) for who, scope in scopes.items()}
+    known = {who: stage.ask(auth.authenticate, credentials_of(scope), now=now) for who, scope in scopes.items()}
     wrong = []
     for (method, path, project, who), meant in cells(TABLE):
         named = path.replace("{job}", f"job-of-{project}").replace("{project}", project)
@@ -415,5 +415,5 @@ def test_a_job_that_moves_takes_its_rights_along(stage: AccountsServer, cast):
 
     state = stage.client.app.state
     state.services = replace(state.services, job_projects=job_projects.JobProjects(stage.db))
-    stage.do(projects.move_job, stage.db, f"job-of-{OTHER}", OWN, who="test", now=stage.clock())
+    projects.move_job(stage.db, f"job-of-{OTHER}", OWN, who="test", now=stage.clock())
     assert stage.client.get(f"/api/v1/jobs/job-of-{OTHER}", headers=cast["viewer"]).status_code == 200

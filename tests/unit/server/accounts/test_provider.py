@@ -151,7 +151,7 @@ def signed_in(stage: AccountsServer, then: str = "/jobs/x"):
 def refusal(stage: AccountsServer) -> str:
     reply = signed_in(stage)
     assert (reply.status_code, "holdfast_session" in reply.headers.get("set-cookie", "")) == (403, False)
-    assert [row.name for row in stage.do(people.list_people, stage.db)] == []
+    assert [row.name for row in people.list_people(stage.db)] == []
     return reply.text
 
 
@@ -162,7 +162,7 @@ def test_the_whole_way(told: AccountsServer):
     assert 'href="/login/provider?next=/jobs/x"' in page
     reply = signed_in(told)
     assert (reply.status_code, reply.headers["location"]) == (303, "/jobs/x")
-    (ada,) = told.do(people.list_people, told.db)
+    (ada,) = people.list_people(told.db)
     assert (ada.name, ada.admin, ada.roles) == ("ada", False, {"vision": "operator", "speech": "viewer"})
     assert ada.signs_in_by == "identity provider"
     assert told.client.get("/settings").status_code == 200
@@ -174,7 +174,7 @@ def test_what_the_groups_are_by_now_counts(told: AccountsServer, provider):
     signed_in(told)
     provider.claims["groups"] = ["admins"]
     signed_in(told)
-    (ada,) = told.do(people.list_people, told.db)
+    (ada,) = people.list_people(told.db)
     assert (ada.admin, ada.roles) == (True, {})
     provider.claims["groups"] = []
     assert signed_in(told).status_code == 403
@@ -184,9 +184,9 @@ def test_what_the_groups_are_by_now_counts(told: AccountsServer, provider):
 def test_with_the_groups_go_the_keys_that_went_beyond_them_and_in_the_end_all_else(told: AccountsServer, provider):
     provider.claims["groups"] = ["admins"]
     signed_in(told)
-    told.do(projects.add, told.db, "vision", who="test", now=told.clock())
-    admin = told.do(tokens.create, told.db, wish("admin"), maker=ADA, now=told.clock())[1].prefix
-    reading = told.do(tokens.create, told.db, wish("read"), maker=ADA, now=told.clock())[1].prefix
+    projects.add(told.db, "vision", who="test", now=told.clock())
+    admin = tokens.create(told.db, wish("admin"), maker=ADA, now=told.clock())[1].prefix
+    reading = tokens.create(told.db, wish("read"), maker=ADA, now=told.clock())[1].prefix
     provider.claims["groups"] = ["research"]
     signed_in(told)
     assert states(told) == {admin: "revoked", reading: "works"}
@@ -194,7 +194,7 @@ def test_with_the_groups_go_the_keys_that_went_beyond_them_and_in_the_end_all_el
     assert signed_in(told).status_code == 403
     assert states(told) == {admin: "revoked", reading: "revoked"}
     assert told.client.get("/settings").status_code == 401, "her browsers are signed out"
-    (ada,) = told.do(people.list_people, told.db)
+    (ada,) = people.list_people(told.db)
     assert (ada.admin, ada.roles) == (False, {})
     told.client.cookies.clear()
 
@@ -207,7 +207,7 @@ def wish(scope: Scope) -> tokens.TokenRequest:
 
 
 def states(stage: AccountsServer) -> dict[str, str]:
-    rows = stage.do(tokens.list_tokens, stage.db, asker=OPERATOR, now=stage.clock())
+    rows = tokens.list_tokens(stage.db, asker=OPERATOR, now=stage.clock())
     return {row.prefix: row.state for row in rows}
 
 
@@ -215,7 +215,7 @@ def test_groups_may_come_from_userinfo(told: AccountsServer, provider):
     del provider.claims["groups"]
     provider.userinfo["groups"] = "research admins"
     assert signed_in(told).status_code == 303
-    assert told.do(people.list_people, told.db)[0].admin
+    assert people.list_people(told.db)[0].admin
 
 
 def test_userinfo_of_somebody_else_is_not_believed(told: AccountsServer, provider):
@@ -240,7 +240,7 @@ def test_a_person_is_who_they_are_whatever_they_call_themselves(told: AccountsSe
     signed_in(told)
     provider.claims["preferred_username"] = "root"
     signed_in(told)
-    assert [row.name for row in told.do(people.list_people, told.db)] == ["ada"]
+    assert [row.name for row in people.list_people(told.db)] == ["ada"]
 
 
 @pytest.mark.parametrize(

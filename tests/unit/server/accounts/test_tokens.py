@@ -129,10 +129,10 @@ def test_nobody_gives_more_than_they_have(projects: AccountsServer, role, scopes
     person = Principal(kind="person", name="x", roles={OWN: role})
     wish = tokens.TokenRequest(name="k", scopes=scopes, project=OWN)
     if allowed:
-        projects.do(tokens.create, projects.db, wish, maker=person, now=projects.clock())
+        tokens.create(projects.db, wish, maker=person, now=projects.clock())
         return
     with pytest.raises(PermissionDenied):
-        projects.do(tokens.create, projects.db, wish, maker=person, now=projects.clock())
+        tokens.create(projects.db, wish, maker=person, now=projects.clock())
 
 
 def test_nor_for_another_project_or_for_all_of_them(projects: AccountsServer):
@@ -140,7 +140,7 @@ def test_nor_for_another_project_or_for_all_of_them(projects: AccountsServer):
     for project, refusal in ((OTHER, UnknownProject), (None, PermissionDenied), ("no-such", UnknownProject)):
         wish = tokens.TokenRequest(name="k", scopes={"read"}, project=project)
         with pytest.raises(refusal):
-            projects.do(tokens.create, projects.db, wish, maker=person, now=projects.clock())
+            tokens.create(projects.db, wish, maker=person, now=projects.clock())
 
 
 def test_a_key_makes_keys_no_stronger_than_itself(projects: AccountsServer):
@@ -167,7 +167,7 @@ def test_a_key_makes_keys_no_stronger_than_itself(projects: AccountsServer):
 def test_what_makes_no_sense_is_refused_with_the_field(projects: AccountsServer, wrong):
     asked = {"name": "k", "scopes": ["read"], "project": OWN} | wrong
     with pytest.raises(InvalidSetting):
-        projects.do(tokens.create, projects.db, tokens.TokenRequest(**asked), maker=OPERATOR, now=projects.clock())
+        tokens.create(projects.db, tokens.TokenRequest(**asked), maker=OPERATOR, now=projects.clock())
 
 
 # ---- how one ends ---------------------------------------------------------------------------
@@ -182,17 +182,17 @@ def test_a_key_that_is_revoked_works_nowhere_a_moment_later(projects: AccountsSe
     shown = auth_backends.Credentials(secret, None)
 
     def kind() -> str:
-        return projects.do(elsewhere.authenticate, shown, now=projects.clock()).kind
+        return projects.ask(elsewhere.authenticate, shown, now=projects.clock()).kind
 
     assert kind() == "key"
-    projects.do(tokens.revoke, projects.db, secret[:13], asker=OPERATOR, now=projects.clock())
+    tokens.revoke(projects.db, secret[:13], asker=OPERATOR, now=projects.clock())
     passed[0] = auth_backends.CACHE_SECONDS
     assert kind() == "anonymous"
 
 
 def test_it_ends_by_itself(projects: AccountsServer, clock):
     wish = tokens.TokenRequest(name="k", scopes={"read"}, project=OWN, seconds=3600)
-    secret, _ = projects.do(tokens.create, projects.db, wish, maker=OPERATOR, now=clock())
+    secret, _ = tokens.create(projects.db, wish, maker=OPERATOR, now=clock())
     headers = {"Authorization": f"Bearer {secret}"}
     assert projects.client.get(JOBS, headers=headers).status_code == 200
     clock.now += 3601
@@ -225,7 +225,7 @@ def test_whoever_may_revokes_it_and_others_do_not_learn_of_it(projects: Accounts
     told = projects.client.get("/api/v1/tokens", headers=maker).json()["tokens"]
     assert {key["state"] for key in told} == {"revoked"}
     with pytest.raises(UnknownToken):
-        projects.do(tokens.revoke, projects.db, "hf_nothing", asker=OPERATOR, now=projects.clock())
+        tokens.revoke(projects.db, "hf_nothing", asker=OPERATOR, now=projects.clock())
 
 
 def test_who_loses_a_role_loses_the_keys_that_go_beyond_it(projects: AccountsServer):
@@ -234,17 +234,17 @@ def test_who_loses_a_role_loses_the_keys_that_go_beyond_it(projects: AccountsSer
 
     def made(*scopes) -> str:
         wish = tokens.TokenRequest(name="k", scopes=scopes, project=OWN)
-        return projects.do(tokens.create, projects.db, wish, maker=ada, now=projects.clock())[1].prefix
+        return tokens.create(projects.db, wish, maker=ada, now=projects.clock())[1].prefix
 
     reading, steering = made("read"), made("control")
 
     def states() -> dict[str, str]:
-        rows = projects.do(tokens.list_tokens, projects.db, asker=OPERATOR, now=projects.clock())
+        rows = tokens.list_tokens(projects.db, asker=OPERATOR, now=projects.clock())
         return {row.prefix: row.state for row in rows}
 
-    projects.do(people.set_role, projects.db, "ada", OWN, Role.viewer, who="test", now=projects.clock())
+    people.set_role(projects.db, "ada", OWN, Role.viewer, who="test", now=projects.clock())
     assert states() == {reading: "works", steering: "revoked"}
-    assert projects.do(people.remove, projects.db, "ada", who="test", now=projects.clock()) == 1
+    assert people.remove(projects.db, "ada", who="test", now=projects.clock()) == 1
     assert states() == {reading: "revoked", steering: "revoked"}
 
 
@@ -257,13 +257,13 @@ def test_its_last_use_is_known_to_ten_minutes(projects: AccountsServer, clock):
     assert used() is None
     for seconds, meant in ((0, 0), (300, 0), (599, 0), (601, 601)):
         backend = auth_backends.AccountsAuth(projects.db)
-        projects.do(backend.authenticate, auth_backends.Credentials(secret, None), now=clock.now + seconds)
+        projects.ask(backend.authenticate, auth_backends.Credentials(secret, None), now=clock.now + seconds)
         assert used() == clock.now + meant
 
 
 def test_making_and_revoking_are_in_the_log_without_the_key(projects: AccountsServer):
     secret = projects.key("report", job="ours")
-    projects.do(tokens.revoke, projects.db, secret[:13], asker=OPERATOR, now=projects.clock())
+    tokens.revoke(projects.db, secret[:13], asker=OPERATOR, now=projects.clock())
     revoked, created = projects.read(
         lambda session: audit.entries(session, audit.AuditQuery(action="key"), limit=9)
     )
@@ -285,10 +285,10 @@ def test_a_key_that_a_persons_key_made_goes_with_the_person(projects: AccountsSe
     second = {"Authorization": f"Bearer {made['token']}"}
     assert made["listed"]["created_by"] == "ada"
     assert projects.client.get(JOBS, headers=second).status_code == 200
-    assert projects.do(people.remove, projects.db, "ada", who="test", now=projects.clock()) == 2
+    assert people.remove(projects.db, "ada", who="test", now=projects.clock()) == 2
     backend = auth_backends.AccountsAuth(projects.db)
     assert (
-        projects.do(
+        projects.ask(
             backend.authenticate, auth_backends.Credentials(made["token"], None), now=projects.clock()
         ).kind
         == "anonymous"
@@ -304,7 +304,7 @@ def test_two_keys_of_one_name_are_not_one(projects: AccountsServer):
     projects.person("eve", Role.viewer)
     eve = Principal(kind="person", name="eve", roles={OWN: Role.viewer})
     wish = tokens.TokenRequest(name="deploy", scopes=["read"], project=OWN)
-    mine, _ = projects.do(tokens.create, projects.db, wish, maker=eve, now=projects.clock())
+    mine, _ = tokens.create(projects.db, wish, maker=eve, now=projects.clock())
     hers = {"Authorization": f"Bearer {mine}"}
     told = projects.client.get("/api/v1/tokens", headers=hers).json()["tokens"]
     assert [key["prefix"] for key in told] == [mine[:13]]
@@ -319,7 +319,7 @@ def test_a_key_revokes_of_its_owners_those_that_it_could_have_made(projects: Acc
 
     def made(*scopes) -> str:
         wish = tokens.TokenRequest(name="k", scopes=scopes, project=OWN)
-        return projects.do(tokens.create, projects.db, wish, maker=ada, now=projects.clock())[0]
+        return tokens.create(projects.db, wish, maker=ada, now=projects.clock())[0]
 
     reading, steering, other = made("read"), made("control"), made("read")
     by = {"Authorization": f"Bearer {reading}"}

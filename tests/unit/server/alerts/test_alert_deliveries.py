@@ -107,7 +107,7 @@ def fall_silent(client, agent, clock):
     agent.start()
     agent.train(10)
     clock.now += 130
-    client.portal.call(evaluation.evaluate, client.app.state.services.database, clock.now)
+    evaluation.evaluate(client.app.state.services.database, clock.now)
 
 
 def log(client, channel):
@@ -121,10 +121,10 @@ def test_pagerduty_opens_one_incident_for_an_alert_and_resolves_it(client, agent
     post()
     agent.at = clock.now
     agent.train(1)
-    client.portal.call(evaluation.evaluate, client.app.state.services.database, clock.now)
+    evaluation.evaluate(client.app.state.services.database, clock.now)
     clock.now += 61
     agent.train(1)
-    client.portal.call(evaluation.evaluate, client.app.state.services.database, clock.now)
+    evaluation.evaluate(client.app.state.services.database, clock.now)
     post()
     opened, resolved = (json.loads(body) for _, body in hook.got)
     assert [event["event_action"] for event in (opened, resolved)] == ["trigger", "resolve"]
@@ -149,7 +149,7 @@ def fleet(client, fresh_agent, clock):
 
 def evaluate(client, clock, seconds=0.0):
     clock.now += seconds
-    client.portal.call(evaluation.evaluate, client.app.state.services.database, clock.now)
+    evaluation.evaluate(client.app.state.services.database, clock.now)
 
 
 def report_again(client, clock, agents):
@@ -475,10 +475,8 @@ def test_a_message_that_cannot_be_sent_keeps_back_no_other(mailbox, hook, empty_
         by_mail, by_hook = add(client, "a@example.org"), add(client, hook.url)
         for channel in (by_mail, by_hook):
             client.post(f"{CHANNELS}/{channel['id']}/test")
-        assert (
-            client.portal.call(MessageSender(settings=odd).send_due, client.app.state.services.database, clock.now)
-            == 2
-        )
+        sender = MessageSender(settings=odd)
+        assert client.portal.call(sender.send_due, client.app.state.services.database, clock.now) == 2
         assert [row["state"] for row in log(client, by_hook)] == ["delivered"]
         (row,) = log(client, by_mail)
         assert (row["state"], row["tries"], row["next_at"]) == ("waiting", 1, clock.now + RETRY_SECONDS[0])

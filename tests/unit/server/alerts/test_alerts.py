@@ -159,7 +159,7 @@ def look(client, clock) -> Callable[[float], None]:
 
     def look(seconds: float = 0.0) -> None:
         clock.now += seconds
-        client.portal.call(evaluation.evaluate, client.app.state.services.database, clock.now)
+        evaluation.evaluate(client.app.state.services.database, clock.now)
 
     return look
 
@@ -168,7 +168,7 @@ def look(client, clock) -> Callable[[float], None]:
 def look_at_rest(client, clock) -> Callable[[], None]:
     """The same for jobs that have ended."""
     at_rest = functools.partial(evaluation.evaluate, at_rest=True)
-    return lambda: client.portal.call(at_rest, client.app.state.services.database, clock.now)
+    return lambda: at_rest(client.app.state.services.database, clock.now)
 
 
 @pytest.fixture
@@ -507,8 +507,8 @@ def test_nothing_can_be_done_about_what_is_over_or_never_was(alive, client, look
 def test_a_job_that_is_moved_takes_its_alerts_along(alive, client, clock, look):
     look(130)
     database = client.app.state.services.database
-    client.portal.call(lambda: projects.add(database, "vision", who="test", now=clock.now))
-    client.portal.call(lambda: projects.move_job(database, "char-gpt", "vision", who="test", now=clock.now))
+    projects.add(database, "vision", who="test", now=clock.now)
+    projects.move_job(database, "char-gpt", "vision", who="test", now=clock.now)
     assert alerts(client, project="default", state="all") == []
     assert [alert["rule"] for alert in alerts(client, project="vision")] == ["silent"]
 
@@ -576,7 +576,7 @@ def test_the_alert_of_a_failed_job_has_the_first_line_of_the_exception(job, clie
     ]
     job.say(AttemptFinished(at=job.at, iteration=30, lineage=1, reason="RuntimeError"))
     job.say(OutputReport(at=job.at, first=0, lines=lines[:2]), OutputReport(at=job.at, first=2, lines=lines[2:]))
-    client.portal.call(evaluation.evaluate, client.app.state.services.database, clock.now)
+    evaluation.evaluate(client.app.state.services.database, clock.now)
     (alert,) = client.get("/api/v1/alerts", params={"rule": "job_failed"}).json()["alerts"]
     begin = "ended with RuntimeError at iteration 30: CUDA out of memory. xxx"
     assert alert["message"].startswith(begin)

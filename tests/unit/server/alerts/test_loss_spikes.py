@@ -115,7 +115,7 @@ def test_a_job_keeps_the_scale_of_its_first_losses():
 def look(client, clock):
     def look(seconds=0.0):
         clock.now += seconds
-        client.portal.call(evaluation.evaluate, client.app.state.services.database, clock.now)
+        evaluation.evaluate(client.app.state.services.database, clock.now)
 
     return look
 
@@ -167,8 +167,8 @@ def test_a_fleet_is_checked_with_the_losses_of_few_jobs_in_memory(client, fresh_
     monkeypatch.setattr(evaluation, "LOSSES_AT_ONCE", 2)
     held = []
 
-    async def read_losses(*asked):
-        found = await facts_read_losses(*asked)
+    def read_losses(*asked):
+        found = facts_read_losses(*asked)
         held.append(sorted(found))
         return found
 
@@ -207,7 +207,7 @@ def test_of_many_chunks_only_the_losses_asked_for_are_in_memory():
 def sent(client, empty_database, monkeypatch):
     """The events of messages to a channel, oldest first."""
     row = {"name": "on call", "kind": "webhook", "target": "https://hooks.example.org/x", "secret": ""}
-    client.portal.call(add_channel, client.app.state.services.database, row)
+    add_channel(client.app.state.services.database, row)
     return lambda: [
         (delivery["event"], delivery["alert"])
         for delivery in reversed(
@@ -216,15 +216,15 @@ def sent(client, empty_database, monkeypatch):
     ]
 
 
-async def add_channel(database, row):
-    async def add(session):
+def add_channel(database, row):
+    def add(session):
         session.add(
             models.AlertChannelRecord(
                 **row, id="c", project="default", least_severity="info", created_at=0.0, created_by="operator"
             )
         )
 
-    await database.write(add)
+    database.write(add)
 
 
 def test_no_message_is_sent_about_a_spike_that_is_over_within_ten_iterations(trained, client, clock, look, sent):

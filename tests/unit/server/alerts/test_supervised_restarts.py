@@ -62,7 +62,7 @@ class SupervisedJob:
 
     def evaluate(self, seconds: float = 0.0) -> None:
         self.clock.now += seconds
-        self.client.portal.call(evaluation.evaluate, self.client.app.state.services.database, self.clock.now)
+        evaluation.evaluate(self.client.app.state.services.database, self.clock.now)
 
     @property
     def messages(self) -> list[str]:

@@ -326,8 +326,8 @@ def test_a_waiting_agent_hears_of_an_edit_at_once(serve, fresh_agent):
 def test_an_agent_that_waits_is_not_looked_up_for_at_each_of_its_own_reports(job, client, monkeypatch):
     looked, desired = [], control.desired
 
-    async def looking(*asked, **options):
-        found = await desired(*asked, **options)
+    def looking(*asked, **options):
+        found = desired(*asked, **options)
         looked.append(found.version)
         return found
 
@@ -350,7 +350,7 @@ def test_a_wait_without_an_edit_ends_empty(job, client):
 
 @pytest.mark.parametrize("trouble", [DatabaseBusy, DatabaseUnavailable])
 def test_an_agent_is_answered_where_it_cannot_be_noted_what_it_has(job, client, monkeypatch, trouble):
-    async def fail(*_):
+    def fail(*_):
         raise trouble("not now")
 
     edit(client, 0, budget=0.02)

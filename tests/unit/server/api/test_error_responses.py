@@ -25,7 +25,7 @@ def failing(settings, clock):
 
     @broken.endpoint("GET", "/broken", access=PUBLIC)
     @broken.endpoint("GET", "/api/v1/broken", access=PUBLIC)
-    async def fail():
+    def fail():
         raise ZeroDivisionError("the secret of the house")
 
     app = create_app(settings, web=replace(web, routers=lambda: [*web.routers(), broken]), clock=clock)

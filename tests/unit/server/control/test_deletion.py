@@ -68,7 +68,7 @@ def report_everything(agent):
                "gaps": [Gap(lineage=1, first_iteration=1, last_iteration=2, dropped=1)]}  # fmt: skip
     agent.send(msgspec.msgpack.encode(thinned))
 
-    async def alert(session):
+    def alert(session):
         row = models.AlertRecord(
             project="default", job=agent.job, rule="silent", kind="silent", severity="info", message="",
             since=agent.at,
@@ -78,11 +78,11 @@ def report_everything(agent):
             id=channel, project="default", name="", kind="webhook", target="", secret="", created_by="",
             least_severity="info", created_at=1.0,
         )])  # fmt: skip
-        await session.flush()
+        session.flush()
         told = {"event": "firing", "payload": b"", "state": "failed", "created_at": 1.0, "next_at": 1.0}
         session.add(models.AlertDeliveryRecord(channel=channel, alert=row.id, **told))
 
-    client.portal.call(lambda: client.app.state.services.database.write(alert))
+    client.app.state.services.database.write(alert)
 
 
 def finish(agent):
@@ -92,14 +92,14 @@ def finish(agent):
 def rows(client):
     """How many each table has, but for the audit log and what belongs to no job."""
 
-    async def count():
-        async with client.app.state.services.database.read() as session:
+    def count():
+        with client.app.state.services.database.read() as session:
             return {
-                table.name: await session.scalar(select(func.count()).select_from(table))
+                table.name: session.scalar(select(func.count()).select_from(table))
                 for table in [*deletion._tables(), models.table(models.JobRecord)]
             }
 
-    return client.portal.call(count)
+    return count()
 
 
 @pytest.fixture
@@ -129,8 +129,8 @@ def test_many_rows_go_a_few_at_a_time(client, finished, monkeypatch):
     database, deleted = client.app.state.services.database, []
     delete_some = deletion._delete_some
 
-    async def counted(session, **about):
-        deleted.append(await delete_some(session, **about))
+    def counted(session, **about):
+        deleted.append(delete_some(session, **about))
         return deleted[-1]
 
     monkeypatch.setattr(deletion, "_delete_some", counted)
@@ -143,17 +143,17 @@ def test_many_rows_go_a_few_at_a_time(client, finished, monkeypatch):
 def test_a_message_about_an_alert_that_comes_meanwhile_does_not_stop_it(client, finished, monkeypatch):
     delete_some = deletion._delete_some
 
-    async def late(session, *, table, **about):
+    def late(session, *, table, **about):
         if table.name == "alerts":
-            alert = await session.scalar(select(models.AlertRecord.id).where(models.AlertRecord.job == "char-gpt"))
+            alert = session.scalar(select(models.AlertRecord.id).where(models.AlertRecord.job == "char-gpt"))
             session.add(
                 models.AlertDeliveryRecord(
                     channel="channel-char-gpt", alert=alert, event="resolved", payload=b"{}", state="waiting",
                     created_at=0.0, next_at=0.0,
                 )
             )  # fmt: skip
-            await session.flush()
-        return await delete_some(session, table=table, **about)
+            session.flush()
+        return delete_some(session, table=table, **about)
 
     monkeypatch.setattr(deletion, "_delete_some", late)
     assert client.delete(JOB).status_code == 204
@@ -190,14 +190,14 @@ def test_a_job_that_reports_while_it_is_deleted_stays_and_the_one_who_deletes_is
     clock.now += SILENT_AFTER_SECONDS + 1
     write, database = client.app.state.services.database.write, client.app.state.services.database
 
-    async def with_a_report_in_between(work, **about):
+    def with_a_report_in_between(work, **about):
         if getattr(work, "func", None) is deletion._end:
 
-            async def heard(session):
-                (await session.get(models.JobRecord, "char-gpt")).last_contact_at = clock.now
+            def heard(session):
+                session.get(models.JobRecord, "char-gpt").last_contact_at = clock.now
 
-            await write(heard)
-        return await write(work, **about)
+            write(heard)
+        return write(work, **about)
 
     monkeypatch.setattr(database, "write", with_a_report_in_between)
     reply = client.delete(JOB)
@@ -210,21 +210,21 @@ def test_a_second_deletion_takes_nothing_of_the_job_that_began_anew(client, cloc
     database, anew = client.app.state.services.database, []
     write = database.write
 
-    async def begun_anew(session):
+    def begun_anew(session):
         at = {"created_at": clock.now, "last_contact_at": clock.now}
         session.add(models.JobRecord(name="char-gpt", project="default", **at))
-        await session.flush()
+        session.flush()
         session.add(models.NoticeRecord(
             job="char-gpt", at=1.0, iteration=1, lineage=1, level="info", code="anew", message="",
         ))  # fmt: skip
 
-    async def after_the_first(work, **about):
+    def after_the_first(work, **about):
         if getattr(work, "func", None) is deletion._delete_some and not anew:
             anew.append(True)
-            await deletion.delete_job(database, "char-gpt", who="the first", now=clock.now)
+            deletion.delete_job(database, "char-gpt", who="the first", now=clock.now)
             clock.now += 1
-            await write(begun_anew)
-        return await write(work, **about)
+            write(begun_anew)
+        return write(work, **about)
 
     monkeypatch.setattr(database, "write", after_the_first)
     assert client.delete(JOB).status_code == 409

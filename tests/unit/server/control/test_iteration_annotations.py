@@ -120,5 +120,5 @@ def test_old_annotations_of_the_script_go_with_the_reports_and_those_of_people_s
     mark(job, "epoch 1")
     annotate(client, "by a person")
     client.patch("/api/v1/projects/default/retention", json={"reports_seconds": 86400})
-    client.portal.call(report_retention.apply_all, client.app.state.services.database, clock() + 90 * 86400)
+    report_retention.apply_all(client.app.state.services.database, clock() + 90 * 86400)
     assert [row[2] for row in shown(client)] == ["by a person"]

@@ -24,7 +24,7 @@ def moved(job, placed, state, **fields):
 
 
 def watch(client, now):
-    database_queries.in_loop(client, restore_orders.check_timeouts, database_queries.of(client), now)
+    restore_orders.check_timeouts(database_queries.of(client), now)
 
 
 def read(client, placed):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 
 from holdfast_server.core.bus import ChangeBus
 
@@ -74,3 +75,15 @@ def test_a_listener_that_went_away_is_forgotten():
         return len(bus)
 
     assert run(scenario) == 0
+
+
+def test_a_change_that_another_thread_publishes_wakes_the_loop():
+    async def scenario(bus):
+        with bus.subscribe("a") as listener:
+            writer = threading.Thread(target=bus.publish, args=("a",))
+            writer.start()
+            heard = await listener.wait(300)
+            writer.join()
+            return heard, await listener.wait(0.0)
+
+    assert run(scenario) == (True, False)

@@ -69,7 +69,7 @@ def test_what_is_refused_at_the_door_is_named_too(client):
 def test_a_fault_of_ours_is_answered_and_logged_under_one_name_and_tells_no_secret(
     settings, clock, lines, monkeypatch
 ):
-    async def fail(*_, **__):
+    def fail(*_, **__):
         raise ZeroDivisionError("Authorization: Bearer verysecretkey")
 
     monkeypatch.setattr(incidents, "list_alerts", fail)

@@ -4,8 +4,8 @@ import asyncio
 import os
 import sqlite3
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
-import anyio
 import pytest
 from sqlalchemy import func, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
@@ -21,6 +21,8 @@ from holdfast_server.db import (
     DatabaseUnavailable,
     sqlite,
 )
+from holdfast_server.db import database as database_module
+from tests.support.eventually import eventually
 from tests.support.postgres import ON_POSTGRES, ON_SQLITE
 
 LEAVES = "BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END"
@@ -28,15 +30,16 @@ AT_COMMIT = "AFTER INSERT ON jobs DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXE
 
 
 def run(database, scenario):
-    async def whole():
-        database.prepare()
-        await database.open()
-        try:
-            return await scenario(database)
-        finally:
-            await database.close()
+    database.prepare()
+    database.open()
+    try:
+        return scenario(database)
+    finally:
+        database.close()
 
-    return asyncio.run(whole())
+
+def outcomes_of(submitted):
+    return [one.exception() for one in submitted]
 
 
 @pytest.fixture
@@ -45,55 +48,54 @@ def database(empty_database):
 
 
 def job(name):
-    async def work(session):
+    def work(session):
         session.add(models.JobRecord(name=name, created_at=1.0, last_contact_at=1.0))
 
     return work
 
 
-async def jobs(database):
-    async with database.read() as session:
-        return await session.scalar(select(func.count()).select_from(models.JobRecord))
+def jobs(database):
+    with database.read() as session:
+        return session.scalar(select(func.count()).select_from(models.JobRecord))
 
 
 @ON_SQLITE
 def test_connections_are_durable_checked_and_patient(database):
-    async def pragmas(session):
+    def pragmas(session):
         names = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
-        return [await session.scalar(text(f"PRAGMA {name}")) for name in names]
+        return [session.scalar(text(f"PRAGMA {name}")) for name in names]
 
-    async def scenario(database):
-        async with database.read() as session:
-            assert await pragmas(session) == ["wal", 2, 1, 5000]
-        return await database.write(pragmas)
+    def scenario(database):
+        with database.read() as session:
+            assert pragmas(session) == ["wal", 2, 1, 5000]
+        return database.write(pragmas)
 
     assert run(database, scenario) == ["wal", 2, 1, 5000]
 
 
 @ON_POSTGRES
 def test_a_commit_waits_for_the_disk_whatever_the_server_is_set_to(database, cluster):
-    async def setting(session):
-        return await session.scalar(text("SHOW synchronous_commit"))
+    def setting(session):
+        return session.scalar(text("SHOW synchronous_commit"))
 
     assert cluster.execute("SHOW synchronous_commit") == [("off",)]
     assert run(database, lambda database: database.write(setting)) == "on"
 
 
 def test_what_is_read_in_one_session_is_of_one_moment(database):
-    async def scenario(database):
+    def scenario(database):
         count = select(func.count()).select_from(models.JobRecord)
-        async with database.read() as session:
-            before = await session.scalar(count)
-            # Whoever writes is another task, as in the server.
-            await asyncio.create_task(database.write(job("a")))
-            within = await session.scalar(count)
-        return before, within, await jobs(database)
+        with database.read() as session:
+            before = session.scalar(count)
+            database.write(job("a"))
+            within = session.scalar(count)
+        return before, within, jobs(database)
 
     assert run(database, scenario) == (0, 0, 1)
 
 
 def test_units_that_wait_together_share_a_commit_and_fail_alone(database):
-    async def scenario(database):
+    def scenario(database):
         commits = []
         commit = database._backend._commit
 
@@ -103,101 +105,78 @@ def test_units_that_wait_together_share_a_commit_and_fail_alone(database):
 
         database._backend._commit = counted
         names = ["a", "b", "a", "c"]
-        outcomes = await asyncio.gather(
-            *(database.write(job(name), job="a") for name in names), return_exceptions=True
-        )
+        outcomes = outcomes_of([database.submit(job(name), job="a") for name in names])
         assert [isinstance(outcome, IntegrityError) for outcome in outcomes] == [False, False, True, False]
         assert sum(commits) == 4
         assert len(commits) < 4
-        return await jobs(database)
+        return jobs(database)
 
     assert run(database, scenario) == 3
 
 
-@ON_SQLITE
-def test_work_that_waits_for_something_else_fails_alone(database):
-    async def waits(session):
-        session.add(models.JobRecord(name="half", created_at=1.0, last_contact_at=1.0))
-        await session.flush()
-        await asyncio.sleep(0)
-
-    async def scenario(database):
-        outcomes = await asyncio.gather(
-            database.write(job("before")), database.write(waits), database.write(job("after")),
-            return_exceptions=True,
-        )  # fmt: skip
-        assert [type(outcome) for outcome in outcomes] == [type(None), RuntimeError, type(None)]
-        return await jobs(database)
-
-    assert run(database, scenario) == 2
-
-
 def test_listeners_hear_after_the_commit_and_only_of_what_was_stored(database):
-    async def failing(session):
+    def failing(session):
         raise ValueError("no")
 
-    async def scenario(database):
+    async def listening(database):
         with database.changes.subscribe() as subscription:
             with pytest.raises(ValueError, match="no"):
-                await database.write(failing, job="failed")
+                database.write(failing, job="failed")
             assert not await subscription.wait(0.0)
-            await database.write(job("stored"), job="stored")
+            database.write(job("stored"), job="stored")
             assert await subscription.wait(300)
-            return await jobs(database)
+            return jobs(database)
 
-    assert run(database, scenario) == 1
+    assert run(database, lambda database: asyncio.run(listening(database))) == 1
 
 
 def test_readers_cannot_write(database):
-    async def scenario(database):
-        async with database.read() as session:
+    def scenario(database):
+        with database.read() as session:
             session.add(models.JobRecord(name="x", created_at=1.0, last_contact_at=1.0))
             with pytest.raises(DBAPIError, match=r"read-?only"):
-                await session.flush()
+                session.flush()
 
     run(database, scenario)
 
 
 def test_a_caller_that_gives_up_does_not_stop_the_writer(database):
-    async def scenario(database):
-        impatient = asyncio.create_task(database.write(job("left")))
-        await asyncio.sleep(0)
-        impatient.cancel()
-        await asyncio.gather(impatient, return_exceptions=True)
-        await database.write(job("stayed"))
-        return await jobs(database)
+    def scenario(database):
+        database.submit(job("left")).cancel()
+        database.write(job("stayed"))
+        return jobs(database)
 
     assert run(database, scenario) == 2
 
 
 @ON_SQLITE
 def test_a_disk_that_is_full_acknowledges_nothing_and_is_recovered_from(database):
-    async def fill(session):
+    def fill(session):
         session.add(models.JobRecord(name="big", created_at=1.0, last_contact_at=1.0, recent=bytes(10_000_000)))
 
-    async def limit(session):
-        await session.execute(text("PRAGMA max_page_count = 1"))
+    def limit(session):
+        session.execute(text("PRAGMA max_page_count = 1"))
 
-    async def lift(session):
-        await session.execute(text("PRAGMA max_page_count = 1000000"))
+    def lift(session):
+        session.execute(text("PRAGMA max_page_count = 1000000"))
 
-    async def scenario(database):
-        await database.write(limit)
+    def scenario(database):
+        database.write(limit)
         with pytest.raises(OperationalError, match="full"):
-            await database.write(fill)
-        await database.write(lift)
-        await database.write(job("after"))
-        return await jobs(database)
+            database.write(fill)
+        database.write(lift)
+        database.write(job("after"))
+        return jobs(database)
 
     assert run(database, scenario) == 1
 
 
 def test_a_full_disk_is_said_as_such_over_http(client, agent, monkeypatch):
-    async def full(*_, **__):
+    def full(*_, **__):
         raise OperationalError("INSERT", {}, sqlite3.OperationalError("database or disk is full"))
 
     agent.start()
-    monkeypatch.setattr(client.app.state.services.database, "write", full)
+    monkeypatch.setattr(client.app.state.services.database, "stored", full)
     reply = client.post("/api/v1/ingest", content=agent.sent[0], headers={"Content-Type": "application/msgpack"})
     assert (reply.status_code, reply.json()["error"], reply.headers["retry-after"]) == (507, "disk_full", "1")
     monkeypatch.undo()
@@ -205,13 +184,12 @@ def test_a_full_disk_is_said_as_such_over_http(client, agent, monkeypatch):
 
 
 def test_closing_commits_what_waits(database):
-    async def scenario(database):
-        waiting = [asyncio.create_task(database.write(job(f"job{number}"))) for number in range(200)]
-        await asyncio.sleep(0)
-        await database.close()
-        await asyncio.gather(*waiting)
-        await database.open()
-        return await jobs(database)
+    def scenario(database):
+        waiting = [database.submit(job(f"job{number}")) for number in range(200)]
+        database.close()
+        assert outcomes_of(waiting) == [None] * 200
+        database.open()
+        return jobs(database)
 
     assert run(database, scenario) == 200
 
@@ -219,37 +197,43 @@ def test_closing_commits_what_waits(database):
 def test_more_than_can_wait_is_sent_away(database, monkeypatch):
     monkeypatch.setattr("holdfast_server.db.database.WAITING_UNITS", 3)
 
-    async def scenario(database):
-        writes = (database.write(job(f"job{number}")) for number in range(10))
-        outcomes = await asyncio.gather(*writes, return_exceptions=True)
-        assert [isinstance(outcome, DatabaseBusy) for outcome in outcomes] == [False] * 3 + [True] * 7
-        return await jobs(database)
+    def scenario(database):
+        may_end = threading.Event()
+        first = database.submit(lambda _: may_end.wait(300), job="x")
+        eventually(lambda: database.writes_waiting == 0)
+        waiting = [database.submit(job(f"job{number}"), job="x") for number in range(3)]
+        for number in range(3, 10):
+            with pytest.raises(DatabaseBusy):
+                database.submit(job(f"job{number}"), job="x")
+        may_end.set()
+        assert outcomes_of([first, *waiting]) == [None] * 4
+        return jobs(database)
 
     assert run(database, scenario) == 3
 
 
 @ON_SQLITE
 def test_a_read_that_finds_no_free_connection_in_time_is_refused_as_unavailable(database, monkeypatch):
-    monkeypatch.setattr(sqlite, "READERS", 1)
+    monkeypatch.setattr(database_module, "CONNECTIONS", 1)
     monkeypatch.setattr(sqlite, "READER_SECONDS", 0.01)
 
-    async def scenario(database):
-        async with database.read() as session:
-            await session.scalar(text("SELECT 1"))
+    def scenario(database):
+        with database.read() as session:
+            session.scalar(text("SELECT 1"))
             with pytest.raises(DatabaseUnavailable, match="does not answer"):
-                await jobs(database)
-        assert await jobs(database) == 0
+                jobs(database)
+        assert jobs(database) == 0
 
     run(database, scenario)
 
 
 def test_nothing_is_stored_after_closing(database):
-    async def scenario(database):
-        await database.close()
+    def scenario(database):
+        database.close()
         with pytest.raises(DatabaseClosed):
-            await database.write(job("late"))
+            database.write(job("late"))
         with pytest.raises(DatabaseClosed):
-            await database.ready()
+            database.check()
 
     run(database, scenario)
 
@@ -284,23 +268,23 @@ def test_one_file_has_one_server_under_any_name(database, link):
 
 @ON_SQLITE
 def test_a_database_that_accepts_no_write_is_not_ready(client):
-    async def refuse(session):
-        await session.execute(
+    def refuse(session):
+        session.execute(
             text(
                 "CREATE TRIGGER full BEFORE UPDATE ON alembic_version BEGIN "
                 "SELECT RAISE(ABORT, 'database or disk is full'); END"
             )
         )
 
-    async def accept(session):
-        await session.execute(text("DROP TRIGGER full"))
+    def accept(session):
+        session.execute(text("DROP TRIGGER full"))
 
     database = client.app.state.services.database
     assert client.get("/readyz").status_code == 200
-    client.portal.call(database.write, refuse)
+    database.write(refuse)
     reply = client.get("/readyz")
     assert (reply.status_code, reply.json()["error"]) == (503, "not_ready")
-    client.portal.call(database.write, accept)
+    database.write(accept)
     assert client.get("/readyz").status_code == 200
 
 
@@ -317,76 +301,26 @@ def test_a_migration_that_fails_lets_the_file_go(database, monkeypatch):
     database.release()
 
 
-def test_closing_waits_for_reads_that_were_given_up(database):
-    async def scenario(database):
-        reading = asyncio.Event()
+def test_closing_waits_for_reads_in_progress(database):
+    def scenario(database):
+        reading, may_end = threading.Event(), threading.Event()
 
-        async def read_for_ever():
-            async with database.read() as session:
-                await session.execute(text("SELECT 1"))
+        def read():
+            with database.read() as session:
                 reading.set()
-                await asyncio.Event().wait()
+                assert may_end.wait(300)
+                return session.scalar(text("SELECT 1"))
 
-        given_up = asyncio.create_task(read_for_ever())
-        await reading.wait()
-        given_up.cancel()
-        await database.close()
-        return asyncio.all_tasks() - {asyncio.current_task()}
+        with ThreadPoolExecutor(2) as threads:
+            answer = threads.submit(read)
+            assert reading.wait(300)
+            closing = threads.submit(database.close)
+            eventually(lambda: database._reader is None)
+            may_end.set()
+            closing.result()
+            return answer.done(), answer.result()
 
-    assert run(database, scenario) == set()
-
-
-def test_a_task_group_that_is_cancelled_lets_a_read_end(database):
-    """As that of a streamed answer does whose client has gone."""
-
-    async def scenario(database):
-        found = []
-
-        async def read(group):
-            async with database.read() as session:
-                group.cancel_scope.cancel()
-                found.append(await session.scalar(text("SELECT 1")))
-            await asyncio.sleep(0)
-            found.append("not cancelled")
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(read, group)
-        return found
-
-    assert run(database, scenario) == [1]
-
-
-@ON_SQLITE
-def test_a_reader_that_is_cancelled_while_its_connection_opens_waits_for_it(database, monkeypatch):
-    """The thread of the connection would outlive the event loop."""
-    go, connect = threading.Event(), sqlite3.connect
-
-    async def scenario(database):
-        opening, loop = asyncio.Semaphore(0), asyncio.get_running_loop()
-
-        def slow(*arguments, **options):
-            loop.call_soon_threadsafe(opening.release)
-            assert go.wait(300)
-            return connect(*arguments, **options)
-
-        async with database.read() as first:
-            await first.execute(text("SELECT 1"))
-            monkeypatch.setattr(sqlite3, "connect", slow)
-            readers = [asyncio.create_task(jobs(database)) for _ in range(2)]
-            for _ in readers:
-                await opening.acquire()
-            for _ in range(20):  # again and again, as a task group of anyio does
-                for reader in readers:
-                    reader.cancel()
-                await asyncio.sleep(0)
-            waiting = [reader for reader in readers if not reader.done()]
-            go.set()
-            await asyncio.wait(readers)
-            monkeypatch.undo()
-            assert await jobs(database) == 0
-            return len(waiting)
-
-    assert run(database, scenario) == 2
+    assert run(database, scenario) == (True, 1)
 
 
 def test_only_the_default_place_is_made(tmp_path, monkeypatch):
@@ -410,7 +344,7 @@ def test_what_counts_as_loopback(host, expected):
 
 def test_a_database_is_a_path_or_a_url(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert str(database_url("h.db")) == f"sqlite+aiosqlite:///{tmp_path}/h.db"
+    assert str(database_url("h.db")) == f"sqlite:///{tmp_path}/h.db"
     assert ServerSettings(database="sqlite:////var/h.db").url.database == "/var/h.db"
     monkeypatch.setenv("XDG_DATA_HOME", "/data")
     assert str(default_database()) == "/data/holdfast/holdfast.db"
@@ -422,7 +356,7 @@ def test_a_database_is_a_path_or_a_url(tmp_path, monkeypatch):
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+asyncpg", "postgresql+psycopg"])
 def test_a_postgresql_url_may_be_written_in_any_of_its_ways(scheme):
     url = database_url(f"{scheme}://me:secret@host:5433/holdfast?sslmode=require")
-    assert url.drivername == "postgresql+asyncpg"
+    assert url.drivername == "postgresql+psycopg"
     assert (url.host, url.port, url.database, url.query["sslmode"]) == ("host", 5433, "holdfast", "require")
 
 
@@ -439,16 +373,16 @@ def test_work_that_the_database_takes_back_runs_again(database):
     """As after a deadlock."""
     runs = []
 
-    async def work(session):
+    def work(session):
         runs.append(1)
         session.add(models.JobRecord(name="once", created_at=1.0, last_contact_at=1.0))
-        await session.flush()
+        session.flush()
         if len(runs) < 3:
-            await session.execute(text("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = '40P01'; END $$"))
+            session.execute(text("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = '40P01'; END $$"))
 
-    async def scenario(database):
-        await database.write(work)
-        return await jobs(database)
+    def scenario(database):
+        database.write(work)
+        return jobs(database)
 
     assert (run(database, scenario), len(runs)) == (1, 3)
 
@@ -457,19 +391,17 @@ def test_work_that_the_database_takes_back_runs_again(database):
 def test_a_connection_that_is_lost_in_the_middle_costs_nobody_anything(database):
     lost = []
 
-    async def work(session):
+    def work(session):
         session.add(models.JobRecord(name="once", created_at=1.0, last_contact_at=1.0))
-        await session.flush()
+        session.flush()
         if not lost:
             lost.append(1)
-            await session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+            session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
 
-    async def scenario(database):
-        outcomes = await asyncio.gather(
-            database.write(work, job="same"), database.write(job("beside"), job="same"), return_exceptions=True
-        )
-        assert outcomes == [None, None]
-        return await jobs(database)
+    def scenario(database):
+        submitted = [database.submit(work, job="same"), database.submit(job("beside"), job="same")]
+        assert outcomes_of(submitted) == [None, None]
+        return jobs(database)
 
     assert run(database, scenario) == 2
 
@@ -483,15 +415,15 @@ def test_work_is_not_run_again_when_nobody_knows_whether_it_was_stored(database,
     cluster.execute(f"CREATE CONSTRAINT TRIGGER leaves {AT_COMMIT}", database.url.database)
     runs = []
 
-    async def work(session):
+    def work(session):
         runs.append(1)
         session.add(models.JobRecord(name="maybe", created_at=1.0, last_contact_at=1.0))
-        await session.flush()
+        session.flush()
 
-    async def scenario(database):
+    def scenario(database):
         with pytest.raises(DatabaseUnavailable):
-            await database.write(work)
-        return await jobs(database)
+            database.write(work)
+        return jobs(database)
 
     assert (run(database, scenario), len(runs)) == (0, 1)
 
@@ -502,29 +434,47 @@ def test_units_about_one_job_run_alone_and_about_others_beside_it(database):
     inside, most = set(), []
 
     def work(name):
-        async def look_and_write(session):
+        def look_and_write(session):
             assert name not in inside
             inside.add(name)
-            row = await session.get(models.JobRecord, name)
+            row = session.get(models.JobRecord, name)
             most.append(len(inside))
-            await session.execute(text("SELECT pg_sleep(0.02)"))
+            session.execute(text("SELECT pg_sleep(0.02)"))
             if row is None:
                 session.add(models.JobRecord(name=name, created_at=1.0, last_contact_at=1.0, version=1))
             else:
                 row.version += 1
-            await session.flush()
+            session.flush()
             inside.remove(name)
 
         return look_and_write
 
-    async def scenario(database):
+    def scenario(database):
         other = Database(database.url.render_as_string(hide_password=False))
-        await other.open()
+        other.open()
         names = ["a", "b"] * 5
-        await asyncio.gather(*(one.write(work(name), job=name) for name in names for one in (database, other)))
-        await other.close()
-        async with database.read() as session:
-            return list(await session.scalars(select(models.JobRecord.version)))
+        outcomes_of([one.submit(work(name), job=name) for name in names for one in (database, other)])
+        other.close()
+        with database.read() as session:
+            return list(session.scalars(select(models.JobRecord.version)))
 
     assert run(database, scenario) == [10, 10]
     assert max(most) > 1
+
+
+@ON_POSTGRES
+def test_statements_that_a_migration_changed_are_prepared_anew(database, cluster):
+    """Another instance has added a column; the driver prepares what it runs for the sixth time."""
+    everything = text("SELECT * FROM projects WHERE name <> :name").bindparams(name="")
+
+    def all_projects(session):
+        return [row._asdict() for row in session.execute(everything)]
+
+    def scenario(database):
+        for _ in range(10):
+            before = database.write(all_projects)
+        cluster.execute("ALTER TABLE projects ADD COLUMN more int", database.url.database)
+        assert "more" not in before[0]
+        return database.write(all_projects)[0]["more"]
+
+    assert run(database, scenario) is None

@@ -96,11 +96,11 @@ def test_a_job_page_finds_its_job_once_and_takes_few_statements(client, question
     assert len(noted) <= 32
 
 
-async def sqlite_plan(database: Any, sql: str, values: Any) -> list[str]:
+def sqlite_plan(database: Any, sql: str, values: Any) -> list[str]:
     """The tables of which rows are gone through that no index has chosen."""
-    async with database.read() as session:
-        connection = await session.connection()
-        plan = [row[3] for row in (await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", values)).all()]
+    with database.read() as session:
+        connection = session.connection()
+        plan = [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", values).all()]
     if is_first_few(sql) and not any("TEMP B-TREE" in step for step in plan):
         return []
     aliases = {alias: table for table, alias in re.findall(r"\b(\w+) AS (\w+)\b", sql)}
@@ -108,13 +108,13 @@ async def sqlite_plan(database: Any, sql: str, values: Any) -> list[str]:
     return [aliases.get(scan[1], scan[1]) for scan in scans if scan]
 
 
-async def postgres_plan(database: Any, sql: str, values: Any) -> list[str]:
+def postgres_plan(database: Any, sql: str, values: Any) -> list[str]:
     """The same. Of small tables it would read all rows, and put them side by side in memory, where it may."""
-    async with database.read() as session:
-        connection = await session.connection()
+    with database.read() as session:
+        connection = session.connection()
         for way in ("seqscan", "hashjoin", "mergejoin"):
-            await connection.exec_driver_sql(f"SET LOCAL enable_{way} = off")
-        ((plan,),) = (await connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {sql}", values)).all()
+            connection.exec_driver_sql(f"SET LOCAL enable_{way} = off")
+        ((plan,),) = connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {sql}", values).all()
     steps = list(steps_of((json.loads(plan) if isinstance(plan, str) else plan)[0]["Plan"]))
     if is_first_few(sql) and not any(step["Node Type"] == "Sort" for step in steps):
         return []
@@ -145,7 +145,7 @@ def test_every_question_finds_its_rows_by_an_index(client, questions, database_k
     whole = {
         (table, sql)
         for sql, values in statements.items()
-        for table in database_queries.in_loop(client, plan, database, sql, values)
+        for table in plan(database, sql, values)
         if table in models.Base.metadata.tables.keys() - READ_WHOLE.keys()
     }
     assert not whole, "\n\n".join(f"{table} is gone through by {sql}" for table, sql in sorted(whole))
@@ -156,7 +156,7 @@ def test_of_a_window_in_time_only_what_lies_in_it_is_read(client, questions):
     with database_queries.statements() as noted:
         assert client.get(f"/api/v1/jobs/{JOB}/timeline{IN_TIME}").json()["stalls_total"] == 12
     found = [
-        database_queries.in_loop(client, database_queries.plan, database_queries.of(client), one)
+        database_queries.plan(database_queries.of(client), one)
         for one in noted
         if re.search(r"FROM (stalls|interval_decisions)\b", one[0])
     ]
@@ -173,12 +173,8 @@ def test_what_is_over_is_found_by_an_index(client, questions):
         (report_retention.apply_all, "ix_alert_deliveries_alert"),
     ):
         with database_queries.statements() as noted:
-            database_queries.in_loop(client, chore, database, now)
-        plans = [
-            database_queries.in_loop(client, database_queries.plan, database, one)
-            for one in noted
-            if one[0].startswith("SELECT")
-        ]
+            chore(database, now)
+        plans = [database_queries.plan(database, one) for one in noted if one[0].startswith("SELECT")]
         assert any(index in plan for plan in plans), plans
 
 
@@ -188,8 +184,6 @@ def test_the_newest_checkpoints_are_listed_without_sorting_all(client, questions
     with database_queries.statements() as noted:
         assert client.get(f"/jobs/{JOB}").status_code == 200
     listed = [one for one in noted if re.search(r"FROM checkpoints\b.*ORDER BY coalesce", one[0], re.DOTALL)]
-    plans = [
-        database_queries.in_loop(client, database_queries.plan, database_queries.of(client), one) for one in listed
-    ]
+    plans = [database_queries.plan(database_queries.of(client), one) for one in listed]
     assert plans
     assert all("ix_checkpoints_taken" in plan and "FOR ORDER BY" not in plan for plan in plans), plans

@@ -82,7 +82,7 @@ def test_what_happened_is_counted(families, client):
 
 def test_open_alerts_are_counted_by_severity(families, client, clock):
     clock.now += 130
-    client.portal.call(evaluation.evaluate, client.app.state.services.database, clock.now)
+    evaluation.evaluate(client.app.state.services.database, clock.now)
     seen = families()
     assert value(seen, "holdfast_alerts_open", severity="critical") == 1
     assert value(seen, "holdfast_alerts_open", severity="info") == 0

@@ -487,7 +487,7 @@ def test_no_secret_is_in_what_is_logged_shown_or_stored(stage: AccountsServer, c
     made = stage.client.post(
         "/api/v1/tokens", json={"name": "canary", "scopes": ["read"], "project": "default"}, headers=browser
     ).json()["token"]
-    link = stage.do(people.reset_link, stage.db, "ada", who="ada", now=stage.clock())
+    link = people.reset_link(stage.db, "ada", who="ada", now=stage.clock())
     stage.client.post("/reset", data={"code": link, "password": "the second sentence"}, headers=OURS)
     stage.sign_in("ada", "a wrong-password-canary")
     bearer = {"Authorization": f"Bearer {made}"}
@@ -511,5 +511,5 @@ def test_no_secret_is_in_what_is_logged_shown_or_stored(stage: AccountsServer, c
     for where, text in (("log", caplog.text), ("pages", "\n".join(shown)), ("database", dump(stage))):
         assert [canary for canary in canaries if canary in text] == [], where
     assert "canary" in "\n".join(shown), "the name of a key is no secret"
-    row = stage.do(tokens.list_tokens, stage.db, asker=OPERATOR, now=stage.clock())[0]
+    row = tokens.list_tokens(stage.db, asker=OPERATOR, now=stage.clock())[0]
     assert made[14:] not in repr(row)

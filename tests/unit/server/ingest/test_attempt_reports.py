@@ -58,12 +58,12 @@ def test_output_is_kept_up_to_its_last_lines_also_where_some_are_missing(agent, 
 def stored(client):
     """Return the number of stored reports of output, and of their lines."""
 
-    async def read():
-        async with client.app.state.services.database.read() as session:
-            contents = list(await session.scalars(select(models.OutputRecord.contents)))
+    def read():
+        with client.app.state.services.database.read() as session:
+            contents = list(session.scalars(select(models.OutputRecord.contents)))
             return len(contents), sum(len(lines_of(each)) for each in contents)
 
-    return client.portal.call(read)
+    return read()
 
 
 @pytest.mark.parametrize(

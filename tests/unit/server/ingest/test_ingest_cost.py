@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sqlalchemy import Connection
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast_server.db import on_connection
 from tests.support import database_queries
@@ -25,15 +25,15 @@ def test_a_batch_takes_as_many_steps_after_hundreds_of_them(client, agent):
         steps += 1
         return 0
 
-    async def watch(session: AsyncSession) -> None:
+    def watch(session: Session) -> None:
         def of_the_writer(connection: Connection) -> None:
             connection.connection.driver_connection.set_progress_handler(step, STEPS)
 
-        await on_connection(session, of_the_writer)
+        on_connection(session, of_the_writer)
 
     agent.start()
     agent.train(ITERATIONS)
-    database_queries.in_loop(client, database_queries.of(client).write, watch)
+    database_queries.of(client).write(watch)
 
     def steps_of(batches: int) -> float:
         nonlocal steps

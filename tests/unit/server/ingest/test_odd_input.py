@@ -55,13 +55,13 @@ def test_what_an_agent_names_is_stored_as_far_as_a_page_could_show_it(agent, cli
         )
     )  # fmt: skip
 
-    async def stored():
-        async with client.app.state.services.database.read() as session:
-            job = await session.get(models.JobRecord, "char-gpt")
-            attempt = await session.get(models.AttemptRecord, ("char-gpt", "first"))
+    def stored():
+        with client.app.state.services.database.read() as session:
+            job = session.get(models.JobRecord, "char-gpt")
+            attempt = session.get(models.AttemptRecord, ("char-gpt", "first"))
             return len(job.paced), len(attempt.versions)
 
-    paced_bytes, versions_bytes = client.portal.call(stored)
+    paced_bytes, versions_bytes = stored()
     assert paced_bytes < 200_000
     assert versions_bytes < 1_000_000
 

@@ -187,17 +187,17 @@ def test_numbers_that_no_job_can_have_are_not_set(client, running, changes, fiel
 def times(client):
     """Every time that is stored of jobs, by table and column."""
 
-    async def read():
+    def read():
         found = {}
-        async with client.app.state.services.database.read() as session:
+        with client.app.state.services.database.read() as session:
             for table in models.Base.metadata.sorted_tables:
                 for column in table.columns:
                     if "job" in table.c and (column.name == "at" or column.name.endswith("_at")):
-                        for (value,) in await session.execute(select(column).where(column.is_not(None))):
+                        for (value,) in session.execute(select(column).where(column.is_not(None))):
                             found.setdefault(f"{table.name}.{column.name}", []).append(value)
         return found
 
-    return client.portal.call(read)
+    return read()
 
 
 def test_a_clock_that_is_ahead_dates_nothing_into_the_future(client, clock):

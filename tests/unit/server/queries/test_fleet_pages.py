@@ -20,13 +20,13 @@ STATUSES = {"running": 7, "finished": 1, "failed": 1, "silent": 1}
 _RECENT = msgspec.msgpack.encode(RecentSamples(seconds=[0.25] * 200, loss=[2.5] * 200, metrics={"loss": 2.5}))
 
 
-async def read_fleet(database, question):
-    async with database.read() as session:
-        return await fleet(session, question, now=NOW)
+def read_fleet(database, question):
+    with database.read() as session:
+        return fleet(session, question, now=NOW)
 
 
 def grow(client, jobs):
-    database_queries.in_loop(client, database_queries.fill, database_queries.of(client), rows_of(jobs))
+    database_queries.fill(database_queries.of(client), rows_of(jobs))
 
 
 def rows_of(jobs, *, beside=0):
@@ -137,10 +137,10 @@ def test_living_jobs_come_first_by_name_and_then_those_heard_last(client):
 
 @pytest.mark.parametrize("order", ["risk", "durable"])
 def test_the_worst_of_many_jobs_are_found_without_naming_each(empty_database, order):
-    async def ask(database):
-        await database_queries.fill(database, rows_of(200))
+    def ask(database):
+        database_queries.fill(database, rows_of(200))
         with database_queries.statements() as noted:
-            answer = await read_fleet(database, FleetQuery(order=order, status="running", search="job", size=10))
+            answer = read_fleet(database, FleetQuery(order=order, status="running", search="job", size=10))
         assert [job.last_durable.iteration for job in answer.jobs] == [800] * 10
         assert max(len(values) for _, values in noted if values) < 150
 
@@ -170,30 +170,30 @@ def test_what_is_at_risk_is_told_in_gpu_hours_too(client):
 def test_whoever_may_see_one_project_sees_and_counts_no_other(client):
     grow(client, 40)
 
-    async def seen():
+    def seen():
         question = FleetQuery(visible_projects={"team-b"}, size=100)
-        return await read_fleet(database_queries.of(client), question)
+        return read_fleet(database_queries.of(client), question)
 
-    answer = database_queries.in_loop(client, seen)
+    answer = seen()
     assert {job.project for job in answer.jobs} == {"team-b"}
     assert (answer.total, sum(answer.counts.values()), answer.projects) == (10, 10, ["team-b"])
 
 
 @pytest.mark.parametrize("database_kind", ["sqlite"])
 def test_ten_thousand_jobs_take_no_more_statements_than_ten_and_none_goes_without_an_index(empty_database):
-    async def ask(database):
-        await database_queries.fill(database, rows_of(10))
+    def ask(database):
+        database_queries.fill(database, rows_of(10))
         with database_queries.statements() as few:
-            await read_fleet(database, FleetQuery(size=10))
-        await database_queries.fill(database, rows_of(9_990, beside=10))
+            read_fleet(database, FleetQuery(size=10))
+        database_queries.fill(database, rows_of(9_990, beside=10))
         for order in ("living", "heard", "name"):
             with database_queries.statements() as many:
-                answer = await read_fleet(database, FleetQuery(order=order, page=3, search="job"))
+                answer = read_fleet(database, FleetQuery(order=order, page=3, search="job"))
             assert (answer.total, len(answer.jobs)) == (10_000, 50)
             assert len(many) <= len(few) <= 16
             for sql, values in many:
                 if sql.startswith(("SELECT", "WITH")):
-                    found = await database_queries.plan(database, (sql, values))
+                    found = database_queries.plan(database, (sql, values))
                     # To count, to sort and to search for part of a name, all jobs are gone through once.
                     assert "SCAN jobs" not in found or "count(" in sql or "LIMIT" in sql, found
                     assert not re.search(r"SCAN (attempts|lineages|checkpoints|stalls|orders|order_tr)", found), (
@@ -205,12 +205,12 @@ def test_ten_thousand_jobs_take_no_more_statements_than_ten_and_none_goes_withou
 
 @pytest.mark.parametrize("database_kind", ["sqlite"])
 def test_of_those_that_have_ended_the_last_heard_of_are_found_without_sorting_all(empty_database):
-    async def ask(database):
-        await database_queries.fill(database, rows_of(200))
+    def ask(database):
+        database_queries.fill(database, rows_of(200))
         with database_queries.statements() as noted:
-            await read_fleet(database, FleetQuery(page=4))
+            read_fleet(database, FleetQuery(page=4))
         (others,) = [(sql, values) for sql, values in noted if "last_contact_at DESC" in sql]
-        found = await database_queries.plan(database, others)
+        found = database_queries.plan(database, others)
         assert "ix_jobs_last_contact_at" in found
         assert "TEMP B-TREE FOR ORDER BY" not in found
 
@@ -222,18 +222,18 @@ def test_of_those_that_have_ended_the_last_heard_of_are_found_without_sorting_al
 def test_what_is_worst_takes_as_many_statements_whatever_the_number_and_one_look_at_each_job(
     empty_database, order
 ):
-    async def ask(database):
-        await database_queries.fill(database, rows_of(10))
+    def ask(database):
+        database_queries.fill(database, rows_of(10))
         with database_queries.statements() as few:
-            await read_fleet(database, FleetQuery(order=order, size=10))
-        await database_queries.fill(database, rows_of(990, beside=10))
+            read_fleet(database, FleetQuery(order=order, size=10))
+        database_queries.fill(database, rows_of(990, beside=10))
         with database_queries.statements() as many:
-            answer = await read_fleet(database, FleetQuery(order=order, page=3))
+            answer = read_fleet(database, FleetQuery(order=order, page=3))
         assert (answer.total, len(answer.jobs)) == (1000, 50)
         assert len(many) == len(few) <= 18
         for one in many:
             if one[0].startswith(("SELECT", "WITH")):
-                found = await database_queries.plan(database, one)
+                found = database_queries.plan(database, one)
                 assert not re.search(r"SCAN (attempts|lineages|checkpoints|stalls|orders|order_tr)", found), found
 
     database_queries.alone(empty_database, ask)

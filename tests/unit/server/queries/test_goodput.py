@@ -140,11 +140,11 @@ def test_only_the_attempts_that_reach_into_a_window_are_read(agent, client, cloc
     answer, found = goodput(client, "1h")
     assert (answer["wall_seconds"], answer["iterations"], found["down"]) == (3600, 200, 3400)
 
-    async def read():
-        async with database_queries.of(client).read() as session:
-            return (await attempts_of_jobs(session, ["char-gpt"], since=clock.now - 3600))["char-gpt"]
+    def read():
+        with database_queries.of(client).read() as session:
+            return attempts_of_jobs(session, ["char-gpt"], since=clock.now - 3600)["char-gpt"]
 
-    assert [life.attempt.started_at - T for life in database_queries.in_loop(client, read)] == [2000, 4000, 6000]
+    assert [life.attempt.started_at - T for life in read()] == [2000, 4000, 6000]
 
 
 def test_a_long_wait_is_laid_into_the_stretches_before_its_end(agent, client, clock):
@@ -155,9 +155,7 @@ def test_a_long_wait_is_laid_into_the_stretches_before_its_end(agent, client, cl
         *(Stall(at=T + at, iteration=1, lineage=1, kind=kind, seconds=seconds) for kind, at, seconds in waits),
         Stall(at=T + 3600, iteration=2, lineage=1, kind="snapshot_wait", seconds=0.3),
     )
-    answer = database_queries.in_loop(
-        client, partial(stalls_over_time, database_queries.of(client), "char-gpt", "1h", now=T + 3600)
-    )
+    answer = partial(stalls_over_time, database_queries.of(client), "char-gpt", "1h", now=T + 3600)()
     assert answer.stretch_seconds == 60
     waited = {kind: {place: s for place, s in enumerate(row) if s} for kind, row in answer.seconds.items()}
     assert waited == {
@@ -189,11 +187,11 @@ def ten_minutes(number, **fields):
 
 @pytest.mark.parametrize("database_kind", ["sqlite"])
 def test_a_million_iterations_take_as_many_statements_as_a_few_and_an_index_for_each(empty_database):
-    async def ask(database):
+    def ask(database):
         job = {"name": "char-gpt", "created_at": T, "last_contact_at": T, "uid": "first", "lineage": 1}
         attempt = {"job": "char-gpt", "uid": "first", "attempt": 1, "started_at": T, "iteration": 0, "lineage": 1}
         lineage = {"job": "char-gpt", "lineage": 1, "at": T, "iteration": 0, "last_iteration": 0}
-        await database_queries.fill(
+        database_queries.fill(
             database,
             {
                 models.JobRecord: [job],
@@ -203,17 +201,15 @@ def test_a_million_iterations_take_as_many_statements_as_a_few_and_an_index_for_
             },
         )
         with database_queries.statements() as few:
-            await questions.goodput(database, "char-gpt", "all", now=T + 600)
-        await database_queries.fill(
+            questions.goodput(database, "char-gpt", "all", now=T + 600)
+        database_queries.fill(
             database, {models.RankTotalsRecord: [ten_minutes(number) for number in range(1, 10_000)]}
         )
         with database_queries.statements() as many:
-            answer = await questions.goodput(database, "char-gpt", "all", now=T + 600 * 10_000)
+            answer = questions.goodput(database, "char-gpt", "all", now=T + 600 * 10_000)
         assert answer.iterations == 1_000_000
         assert len(many) == len(few) <= 8
-        plans = {
-            sql: await database_queries.plan(database, (sql, values)) for sql, values in many if "FROM" in sql
-        }
+        plans = {sql: database_queries.plan(database, (sql, values)) for sql, values in many if "FROM" in sql}
         for table in ("rank_totals", "stalls", "attempts", "lineages"):
             found = [plan for sql, plan in plans.items() if f"FROM {table}" in sql]
             assert found

@@ -117,11 +117,11 @@ def run(client, work, now=0.0):
 
 
 def scalar(client, query):
-    async def ask() -> Any:
-        async with client.app.state.services.database.read() as session:
-            return await session.scalar(query)
+    def ask() -> Any:
+        with client.app.state.services.database.read() as session:
+            return session.scalar(query)
 
-    return client.portal.call(ask)
+    return ask()
 
 
 def chunks(client):
@@ -196,9 +196,9 @@ def test_where_nothing_is_to_go_nothing_is_written(crashed, client, monkeypatch)
     database, written = client.app.state.services.database, []
     write = database.write
 
-    async def counted(work, **about):
+    def counted(work, **about):
         written.append(work)
-        return await write(work, **about)
+        return write(work, **about)
 
     monkeypatch.setattr(database, "write", counted)
     keep(client, samples_seconds=8_000.0, fine_seconds=14_000.0)
@@ -249,7 +249,7 @@ def test_old_alerts_go_with_what_was_told_of_them_and_those_that_hold_stay(agent
               "message": "", "since": 0.0, "fired_at": 0.0}  # fmt: skip
     told = {"channel": "c", "event": "firing", "payload": b"", "created_at": 0.0, "next_at": 0.0}
 
-    async def add(session):
+    def add(session):
         session.add(models.AlertChannelRecord(
             id="c", project="default", name="c", kind="webhook", target="https://a.org/", secret="",
             least_severity="info", created_at=0.0, created_by="",
@@ -261,7 +261,7 @@ def test_old_alerts_go_with_what_was_told_of_them_and_those_that_hold_stay(agent
             models.AlertRecord(id=4, **common, resolved_at=100 * DAY),
             models.AlertRecord(id=5, **common, resolved_at=0.0),
         ])  # fmt: skip
-        await session.flush()
+        session.flush()
         session.add_all([
             models.AlertDeliveryRecord(id=1, **told, alert=1, state="delivered", ended_at=1.0),
             models.AlertDeliveryRecord(id=2, **told, alert=None, state="failed", ended_at=1.0),
@@ -269,7 +269,7 @@ def test_old_alerts_go_with_what_was_told_of_them_and_those_that_hold_stay(agent
             models.AlertDeliveryRecord(id=4, **told, alert=4, state="delivered", ended_at=100 * DAY),
         ])  # fmt: skip
 
-    client.portal.call(client.app.state.services.database.write, add)
+    client.app.state.services.database.write(add)
     keep(client, reports_seconds=50 * DAY)
     run(client, report_retention.apply_all, now=110 * DAY)
     assert ids(client, models.AlertRecord) == [2, 3, 4, 5]
@@ -277,11 +277,11 @@ def test_old_alerts_go_with_what_was_told_of_them_and_those_that_hold_stay(agent
 
 
 def ids(client, rows):
-    async def look():
-        async with client.app.state.services.database.read() as session:
-            return sorted(await session.scalars(select(rows.id)))
+    def look():
+        with client.app.state.services.database.read() as session:
+            return sorted(session.scalars(select(rows.id)))
 
-    return client.portal.call(look)
+    return look()
 
 
 def test_without_limits_all_is_kept(crashed, client):

@@ -108,10 +108,8 @@ def test_the_heat_goes_by_the_measure_of_the_table_beside_it(agent, client, cloc
 
     def heat():
         ask = {"db": database_queries.of(client), "job": "char-gpt", "window": "1h", "now": clock.now}
-        times = database_queries.in_loop(client, partial(ranks.rank_times, **ask))
-        found = database_queries.in_loop(
-            client, partial(ranks.rank_heat, ranks=[1, 2], measure=times.measure, **ask)
-        )
+        times = partial(ranks.rank_times, **ask)()
+        found = partial(ranks.rank_heat, ranks=[1, 2], measure=times.measure, **ask)()
         return times.measure, {round(seconds, 3) for row in found.values() for seconds in row if seconds}
 
     assert heat() == (WHOLE, {0.31})
@@ -157,10 +155,10 @@ def test_what_ranks_told_long_ago_goes_and_the_account_of_the_job_stays(agent, c
     told(agent, 1, 1.0, 0.0, at=T + 1000)
     database = database_queries.of(client)
 
-    async def forget():
-        await database.write(lambda session: delete_old(session, "char-gpt", T + 900))
+    def forget():
+        database.write(lambda session: delete_old(session, "char-gpt", T + 900))
 
-    database_queries.in_loop(client, forget)
+    forget()
     found = client.get(RANKS).json()["ranks"]
     assert {row["rank"]: row["iterations"] for row in found} == {0: 100, 1: 100}
 
@@ -176,12 +174,12 @@ def test_a_thousand_ranks_are_compared_in_a_few_statements_with_an_index(empty_d
             "barrier_seconds": 510.0 - own * 1000,
         }  # fmt: skip
 
-    async def ask(database):
+    def ask(database):
         job = {"name": "big", "created_at": T, "last_contact_at": T, "uid": "first"}
         attempt = {"job": "big", "uid": "first", "attempt": 1, "started_at": T, "iteration": 0, "lineage": 1}
         buckets = range(int(T // 600) - 7, int(T // 600) + 1)
         work = [row(rank, bucket) for rank in range(1000) for bucket in buckets]
-        await database_queries.fill(
+        database_queries.fill(
             database,
             {
                 models.JobRecord: [job],
@@ -190,10 +188,10 @@ def test_a_thousand_ranks_are_compared_in_a_few_statements_with_an_index(empty_d
             },
         )
         with database_queries.statements() as many:
-            answer = await ranks.rank_times(database, "big", "1h", now=T)
+            answer = ranks.rank_times(database, "big", "1h", now=T)
         assert (answer.reporting, answer.stragglers, answer.waited_for) == (1000, [617], 617)
         assert len(many) <= 4
         ((sql, values),) = [one for one in many if "FROM rank_totals" in one[0]]
-        assert "SEARCH rank_totals USING INDEX" in await database_queries.plan(database, (sql, values))
+        assert "SEARCH rank_totals USING INDEX" in database_queries.plan(database, (sql, values))
 
     database_queries.alone(empty_database, ask)

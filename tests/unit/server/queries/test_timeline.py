@@ -392,12 +392,12 @@ def test_restore_points_can_be_asked_for_without_what_is_not_in_the_store(job, c
     for number, state in enumerate(("durable", "failed", "torn", "damaged", "missing", "persisting"), start=1):
         job.checkpoint(number, state)
 
-    async def asked(**options):
-        async with view_job(client.app.state.services.database, "char-gpt", now=0.0) as view:
-            return [row.state for row in await timeline.restore_points(view, **options)]
+    def asked(**options):
+        with view_job(client.app.state.services.database, "char-gpt", now=0.0) as view:
+            return [row.state for row in timeline.restore_points(view, **options)]
 
-    assert client.portal.call(lambda: asked(in_store=True)) == ["persisting", "damaged", "durable"]
-    assert len(client.portal.call(asked)) == 6
+    assert asked(in_store=True) == ["persisting", "damaged", "durable"]
+    assert len(asked()) == 6
 
 
 def test_restore_points_come_newest_first_and_page_by_page(job, client):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import re
+from concurrent.futures import ThreadPoolExecutor
 
-import anyio
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
@@ -19,8 +19,8 @@ from tests.support.postgres import ON_SQLITE
 
 
 def record(stage: AccountsServer, number: int, **fields):
-    async def work(session):
-        await audit.record(session, who=f"person {number}", action="thing.do", now=stage.clock(), **fields)
+    def work(session):
+        audit.record(session, who=f"person {number}", action="thing.do", now=stage.clock(), **fields)
 
     stage.write(work)
 
@@ -43,15 +43,15 @@ def ten(stage: AccountsServer) -> AccountsServer:
 def tampered(stage: AccountsServer, *statements: str) -> None:
     """What somebody does who has the database to themselves, triggers and all."""
 
-    async def work(session):
+    def work(session):
         on_postgres = session.get_bind().dialect.name == "postgresql"
         if on_postgres:
-            await session.execute(text("ALTER TABLE audit DISABLE TRIGGER ALL"))
+            session.execute(text("ALTER TABLE audit DISABLE TRIGGER ALL"))
         else:
             for verb in ("update", "delete", "replace"):
-                await session.execute(text(f"DROP TRIGGER audit_no_{verb}"))
+                session.execute(text(f"DROP TRIGGER audit_no_{verb}"))
         for statement in statements:
-            await session.execute(text(statement), {"empty": b""} if ":empty" in statement else {})
+            session.execute(text(statement), {"empty": b""} if ":empty" in statement else {})
 
     stage.write(work)
 
@@ -127,15 +127,15 @@ def test_it_also_refuses_to_replace_a_row(ten: AccountsServer, database_kind):
 
 
 def execute(stage: AccountsServer, statement: str) -> None:
-    async def work(session):
-        await session.execute(text(statement))
+    def work(session):
+        session.execute(text(statement))
 
     stage.write(work)
 
 
 def test_what_is_taken_back_was_never_written_down(ten: AccountsServer):
-    async def work(session):
-        await audit.record(session, who="x", action="thing.do", now=1.0)
+    def work(session):
+        audit.record(session, who="x", action="thing.do", now=1.0)
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -145,18 +145,14 @@ def test_what_is_taken_back_was_never_written_down(ten: AccountsServer):
 
 
 def test_many_at_once_follow_one_another(stage: AccountsServer):
-    async def one(number: int) -> None:
-        async def work(session):
-            await audit.record(session, who=str(number), action="thing.do", now=1.0)
+    def one(number: int) -> None:
+        def work(session):
+            audit.record(session, who=str(number), action="thing.do", now=1.0)
 
-        await stage.db.write(work)
+        stage.db.write(work)
 
-    async def all_at_once() -> None:
-        async with anyio.create_task_group() as group:
-            for number in range(30):
-                group.start_soon(one, number)
-
-    stage.do(all_at_once)
+    with ThreadPoolExecutor(30) as threads:
+        list(threads.map(one, range(30)))
     found = verdict(stage)
     assert (found.rows, found.broken) == (30, None)
 
@@ -242,8 +238,8 @@ def test_older_rows_are_a_page_further(stage: AccountsServer, admin):
 @ON_SQLITE
 @pytest.mark.parametrize("cell", ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx"])
 def test_no_cell_is_a_formula(stage: AccountsServer, admin, cell):
-    async def work(session):
-        await audit.record(session, who=cell, action="thing.do", now=1.0)
+    def work(session):
+        audit.record(session, who=cell, action="thing.do", now=1.0)
 
     stage.write(work)
     exported = stage.client.get("/audit/export?form=csv&action=thing", headers=admin)

@@ -49,11 +49,11 @@ def counted(client, model):
     """Rows of a table, on either database."""
     from sqlalchemy import func, select
 
-    async def ask() -> Any:
-        async with client.app.state.services.database.read() as session:
-            return await session.scalar(select(func.count()).select_from(model))
+    def ask() -> Any:
+        with client.app.state.services.database.read() as session:
+            return session.scalar(select(func.count()).select_from(model))
 
-    return client.portal.call(ask)
+    return ask()
 
 
 def test_the_same_number_in_both_lanes_names_two_batches(agent, client):

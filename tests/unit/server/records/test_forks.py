@@ -137,7 +137,7 @@ def test_what_is_rendered_once_for_many_is_rendered_for_each_kind_of_right(hidde
             found = await asyncio.gather(*(answer for _, answer in asked))
             return [(name, answer) for (name, _), answer in zip(asked, found, strict=True)]
 
-    for name, answer in hidden.do(all_at_once):
+    for name, answer in hidden.ask(all_at_once):
         assert answer.status_code == 200, answer.text
         assert ("Restore…" in answer.text) is (name != "viewer"), name
         assert ("secret" in answer.text) is (name == "admin"), name
