@@ -126,11 +126,23 @@ def _attempts_query() -> Select[models.AttemptRecord, float]:
 
 def _gap(session: Session, ended: models.AttemptRecord, following: models.AttemptRecord) -> float | None:
     """Return the time from an attempt's last iteration to the first of the next; None if it is unknown."""
-    rows = models.ChunkRecord
-    of_lineage = (rows.job == following.job, rows.rank == 0, rows.lineage == following.lineage)
-    after = select(rows.first_at).where(*of_lineage, rows.uid == following.uid)
-    after = after.where(rows.first_iteration > following.iteration).order_by(rows.first_iteration)
-    before = select(rows.last_at).where(*of_lineage, rows.uid == ended.uid)
-    first_at = session.scalar(after.limit(1))
-    last_at = session.scalar(before.order_by(rows.first_iteration.desc()).limit(1))
+    about = {
+        "job": following.job,
+        "lineage": following.lineage,
+        "ended": ended.uid,
+        "following": following.uid,
+        "iteration": following.iteration,
+    }
+    first_at, last_at = session.execute(_gap_query(), about).one()
     return first_at - last_at if first_at is not None and last_at is not None and first_at > last_at else None
+
+
+@cache
+def _gap_query() -> Select[float | None, float | None]:
+    rows = models.ChunkRecord
+    of_lineage = (rows.job == bindparam("job"), rows.rank == 0, rows.lineage == bindparam("lineage"))
+    after = select(rows.first_at).where(*of_lineage, rows.uid == bindparam("following"))
+    after = after.where(rows.first_iteration > bindparam("iteration")).order_by(rows.first_iteration)
+    before = select(rows.last_at).where(*of_lineage, rows.uid == bindparam("ended"))
+    before = before.order_by(rows.first_iteration.desc())
+    return select(after.limit(1).scalar_subquery(), before.limit(1).scalar_subquery())
