@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.ingest.running import free_port, running
 
-from . import pages
+from . import job_page, pages
 from .filling import JOB, fill, fill_fleet
 from .watching import JOBS as WATCHED_JOBS
 from .watching import cores
@@ -50,6 +50,7 @@ def main() -> None:
                         f"heap {growth:+.2f} MB",
                         flush=True,
                     )
+            figures["job_page_cpu_ms"] = round(job_page.cpu_ms(server, f"/jobs/{JOB}"), 2)
             if options.jobs:
                 began = time.perf_counter()
                 fill_fleet(port, jobs=options.jobs, ends_at=time.time())
@@ -59,6 +60,9 @@ def main() -> None:
             used, rate = cores(port, server.process.pid, pages=options.pages, seconds=options.seconds)
             figures[f"cores_for_{options.pages}_pages"] = round(used, 2)
             print(f"{options.pages} open pages, all live: {used:.2f} cores of the server, {rate:.0f} refreshes/s")
+        figures["job_page_statements"] = job_page.statements(folder / "bench.db", f"/jobs/{JOB}")
+        cost = f"{figures['job_page_statements']} statements, {figures['job_page_cpu_ms']} ms of CPU time"
+        print(f"one job page: {cost}")
     print(f"figures: {json.dumps(figures)}")
 
 
