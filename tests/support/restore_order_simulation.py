@@ -42,9 +42,8 @@ from holdfast_server import models
 from holdfast_server.control import control
 from holdfast_server.core.errors import NotCancellable, OpenOrder
 from holdfast_server.db import Database
-from holdfast_server.ingest import transaction
+from holdfast_server.ingest import batches, transaction
 from holdfast_server.records import restore_orders
-from holdfast_server.samples import batches
 from tests.support import ram_disk
 
 ITERATIONS = (10, 20, 30)

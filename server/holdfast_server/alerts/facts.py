@@ -18,12 +18,12 @@ from holdfast_server import models
 from holdfast_server.alerts.loss_spikes import NEWEST_LOSSES, NEWEST_SECONDS, Floats, LossHistory, OpenSpike
 from holdfast_server.records import checkpoints
 from holdfast_server.records.interval_status import paced_of
-from holdfast_server.records.job_position import recent_of
 from holdfast_server.records.job_status import (
     ENDED_WELL,
     current_attempt,
     iterations_per_second,
     longest_seconds,
+    recent_of,
     remedy_after_giving_up,
     seconds_of_last,
     status_of,

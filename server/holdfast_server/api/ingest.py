@@ -17,8 +17,7 @@ from holdfast_server.core.access import AccessRule
 from holdfast_server.core.errors import RequestRefused, UnknownJob
 from holdfast_server.core.principal import Principal
 from holdfast_server.http.services import services_of
-from holdfast_server.ingest import transaction
-from holdfast_server.samples import batches
+from holdfast_server.ingest import batches, transaction
 
 MAX_BODY_BYTES = 8 * 2**20
 """Largest batch, both compressed and decompressed."""

@@ -25,7 +25,7 @@ from prometheus_client import (
 
 from holdfast.protocol.jobs import JobStatus, JobSummary
 from holdfast_server.ingest.admission import Overloaded
-from holdfast_server.samples.batches import Received
+from holdfast_server.ingest.batches import Received
 
 # do not export a second series for each counter with its creation time
 disable_created_metrics()  # type: ignore[no-untyped-call]

@@ -12,11 +12,12 @@ from holdfast.protocol.field_types import MAX_ANNOTATION
 from holdfast.protocol.wire import MAX_LABELS
 from holdfast_server import models
 from holdfast_server.db import on_connection
+from holdfast_server.ingest import position
+from holdfast_server.ingest.batches import MAX_LABEL
 from holdfast_server.records import (
     attempt_reports,
     checkpoints,
     desired_state,
-    job_position,
     job_status,
     pins,
     rank_totals,
@@ -25,7 +26,6 @@ from holdfast_server.records import (
 )
 from holdfast_server.records.ancestry import Ancestry, lineage_starts
 from holdfast_server.samples import reading
-from holdfast_server.samples.batches import MAX_LABEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def record(source: EventSource, event: wire.Event) -> None:
             _started(attempt, event)
             restore_orders.end_stale(session, job, attempt=attempt.attempt, now=source.now)
             checkpoints.fail_unfinished(session, job.name, before_attempt=attempt.attempt)
-            job_position.prune_names(session, job.name)
+            position.prune_names(session, job.name)
         case wire.AttemptFinished():
             job_status.record_end(attempt, event)
             # Its own checkpoints as well: an agent reports its end after it has stopped writing.
@@ -145,7 +145,7 @@ def _started(attempt: models.AttemptRecord, event: wire.AttemptStarted) -> None:
 
 
 def _lineage(source: EventSource, event: wire.LineageStarted) -> None:
-    on_connection(source.session, job_position.ensure_lineage, source.job.name, event.lineage, at=event.at)
+    on_connection(source.session, position.ensure_lineage, source.job.name, event.lineage, at=event.at)
     row = source.session.get_one(models.LineageRecord, (source.job.name, event.lineage), populate_existing=True)
     source.job.latest_lineage = max(source.job.latest_lineage, event.lineage)
     row.at, row.iteration, row.parent, row.order_id = event.at, event.iteration, event.parent, event.order

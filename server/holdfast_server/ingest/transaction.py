@@ -15,10 +15,10 @@ from holdfast_server import models
 from holdfast_server.core.errors import RequestRefused, TooManyJobs, UnknownJob
 from holdfast_server.core.settings import MAX_JOBS
 from holdfast_server.db import Database, on_connection
-from holdfast_server.ingest import events
-from holdfast_server.records import checkpoints, job_position, job_status
-from holdfast_server.records.job_position import JobPosition
-from holdfast_server.samples.batches import InvalidBatch, Received
+from holdfast_server.ingest import events, position
+from holdfast_server.ingest.batches import InvalidBatch, Received
+from holdfast_server.ingest.position import JobPosition
+from holdfast_server.records import checkpoints, job_status
 from holdfast_server.samples.limits import MAX_METRICS
 
 UNKNOWN_EVENTS = "unknown_events"
@@ -89,15 +89,15 @@ def _store(session: Session, received: Received, *, project: str | None, max_job
     Nearly every batch adds samples to a known attempt, for which compiled statements suffice: no ORM there.
     """
     batch = received.batch
-    found = on_connection(session, job_position.find, batch.job, batch.uid)
+    found = on_connection(session, position.find, batch.job, batch.uid)
     if found is None:
         _begin_job(session, batch, project=project, max_jobs=max_jobs, now=now)
-        found = on_connection(session, job_position.get, batch.job, batch.uid)
+        found = on_connection(session, position.get, batch.job, batch.uid)
     elif project not in (None, found.project):
         raise UnknownJob(batch.job)
     acknowledged = Ack(acked=batch.sequence, version=found.version)
     if not received.empty:
-        stored = on_connection(session, job_position.find_stored, received)
+        stored = on_connection(session, position.find_stored, received)
         if stored is None:
             text = (
                 f"rank {batch.rank} of attempt {batch.attempt} sent different batches under one sequence number, "
@@ -107,15 +107,15 @@ def _store(session: Session, received: Received, *, project: str | None, max_job
             _warn(session, batch, BATCH_CONFLICT, text, now=now)
         if stored is not False:
             return acknowledged
-        on_connection(session, job_position.remember_name, received, now=now)
+        on_connection(session, position.remember_name, received, now=now)
     if found.uid and (refusal := _implausible(received, found, now=now)):
         raise Implausible(refusal)
     if found.attempt_uid is None:
         _begin_attempt(session, batch, now=now)
-        found = on_connection(session, job_position.get, batch.job, batch.uid)
+        found = on_connection(session, position.get, batch.job, batch.uid)
     elif batch.uid != found.uid:
         _require_current(session, batch)
-    effect = on_connection(session, job_position.advance, found, received, now=now)
+    effect = on_connection(session, position.advance, found, received, now=now)
     if batch.events:
         job = session.get_one(models.JobRecord, batch.job, populate_existing=True)
         attempt = session.get_one(models.AttemptRecord, (batch.job, batch.uid), populate_existing=True)

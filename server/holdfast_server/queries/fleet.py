@@ -20,12 +20,12 @@ from holdfast_server.queries.summaries import summaries
 from holdfast_server.records import checkpoints
 from holdfast_server.records.checkpoints import LastDurable
 from holdfast_server.records.interval_status import paced_of
-from holdfast_server.records.job_position import recent_of
 from holdfast_server.records.job_status import (
     ALIVE,
     STATUSES,
     current_attempt,
     iterations_per_second,
+    recent_of,
     seconds_of_last,
     status_in_sql,
 )

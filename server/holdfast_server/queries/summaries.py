@@ -26,10 +26,10 @@ from holdfast_server.queries.job_view import JobView
 from holdfast_server.records import checkpoints, desired_state, restore_orders
 from holdfast_server.records.ancestry import Ancestry, LineageStart, ancestries, lineage_starts
 from holdfast_server.records.interval_status import paced_of, reason_of
-from holdfast_server.records.job_position import recent_of
 from holdfast_server.records.job_status import (
     current_attempts,
     iterations_per_second,
+    recent_of,
     restore_mode,
     restore_reason,
     seconds_of_last,

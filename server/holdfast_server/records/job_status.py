@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import msgspec
-from sqlalchemy import ColumnElement, and_, case, func, literal, not_, or_, select
+from sqlalchemy import ColumnElement, Row, and_, case, func, literal, not_, or_, select
 from sqlalchemy.orm import Session
 
 from holdfast.protocol.jobs import JobStatus, SupervisorInfo
 from holdfast.protocol.wire import AttemptFinished, RestoreMode, SupervisorReport
 from holdfast_server import models
 from holdfast_server.db import named_jobs
-from holdfast_server.samples.limits import RecentSamples, total
+from holdfast_server.samples.limits import RecentSamples, recent_samples, total
 
 SILENT_AFTER_SECONDS = 20.0
 SILENT_AFTER_ITERATIONS = 3
@@ -50,6 +50,11 @@ class Status:
     def alive(self) -> bool:
         """Whether the job has a process that would act on an order."""
         return self.status in ALIVE
+
+
+def recent_of(job: models.JobRecord | Row[Any]) -> RecentSamples:
+    """Return the newest samples of a job."""
+    return recent_samples(job.recent)
 
 
 def longest_seconds(recent: RecentSamples) -> float:

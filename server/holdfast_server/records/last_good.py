@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from holdfast_server import models
 from holdfast_server.records import audit, checkpoints, pins
 from holdfast_server.records.ancestry import Ancestry, ancestry_of, lineage_starts
-from holdfast_server.records.job_position import recent_of
+from holdfast_server.records.job_status import recent_of
 
 ENDED = "the job ended"
 """Why an alert resolved that only concerns jobs that train: its trouble was not recovered from."""

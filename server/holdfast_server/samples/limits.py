@@ -33,6 +33,14 @@ class RecentSamples(msgspec.Struct, kw_only=True):
     """The first finite losses of the job, at most `START_LOSSES`."""
 
 
+_stored = msgspec.msgpack.Decoder(RecentSamples)
+
+
+def recent_samples(stored: bytes | None) -> RecentSamples:
+    """Decode what is stored of a job."""
+    return _stored.decode(stored) if stored else RecentSamples()
+
+
 def latest(
     recent: RecentSamples,
     seconds: Sequence[float],

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from holdfast_server.samples import batches
+from holdfast_server.ingest import batches
 
 NOW = 1_790_000_000.0
 POINT = {"at": NOW - 5, "iteration": 3, "lineage": 1}

@@ -13,9 +13,8 @@ import msgspec
 import pytest
 
 from holdfast.protocol.wire import Batch, Gap, Notice, Samples
+from holdfast_server.ingest import batches, position
 from holdfast_server.ingest.admission import AdmissionControl, Overloaded
-from holdfast_server.records import job_position
-from holdfast_server.samples import batches
 from tests.support.postgres import ON_SQLITE
 
 JOB = "/api/v1/jobs/char-gpt"
@@ -217,7 +216,7 @@ def test_gaps_are_on_the_timeline_and_told(agent, client):
 def test_names_long_past_are_one_that_stands_for_all(agent, client, monkeypatch):
     from holdfast_server import models
 
-    monkeypatch.setattr(job_position, "NAMES_KEPT", 10)
+    monkeypatch.setattr(position, "NAMES_KEPT", 10)
     agent.start()
     for sequence in range(45):
         send(agent, "samples", sequence, samples=measured(10 * sequence + 1, 10), iteration=10 * sequence + 10)

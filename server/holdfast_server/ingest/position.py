@@ -11,22 +11,20 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from sqlalchemy import Connection, Row, and_, bindparam, delete, func, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, func, select, update
 from sqlalchemy.orm import Session, aliased
 
 from holdfast.protocol import wire
 from holdfast_server import models
 from holdfast_server.db import Statement, insert
+from holdfast_server.ingest.batches import Received
 from holdfast_server.records import job_status, rank_totals
 from holdfast_server.samples import limits, sample_codec, sample_series
-from holdfast_server.samples.batches import Received
 from holdfast_server.samples.sample_codec import BatchSamples
 
 ATTEMPTS_KEPT = 3
 NAMES_KEPT = 1000
 """Batch names kept of each rank and lane, which are pruned after as many new batches."""
-
-_recent = msgspec.msgpack.Decoder(limits.RecentSamples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +209,7 @@ def advance(connection: Connection, position: JobPosition, received: Received, *
         ensure_lineage(connection, batch.job, batch.lineage, at=batch.sent_at)
     left_out = _store_samples(connection, received)
     if ahead and measured is not None:
-        recent = _recent_samples(
-            _recent.decode(position.recent) if position.recent else limits.RecentSamples(), measured
-        )
+        recent = _recent_samples(limits.recent_samples(position.recent), measured)
         changes |= {
             "recent": msgspec.msgpack.encode(recent),
             "longest_seconds": job_status.longest_seconds(recent),
@@ -291,7 +287,3 @@ def _recent_samples(recent: limits.RecentSamples, found: BatchSamples) -> limits
         last,
         finite,
     )
-
-
-def recent_of(job: models.JobRecord | Row[Any]) -> limits.RecentSamples:
-    return _recent.decode(job.recent) if job.recent else limits.RecentSamples()
