@@ -369,10 +369,11 @@ class RetentionQueue:
 
     def _report_deleted(self, committed: Collection[str], deleted: Mapping[str, str]) -> None:
         """Report what is left of the committed checkpoints and elsewhere, and why the others are gone."""
-        elsewhere = self._store.elsewhere(self._job)
-        left = (set(committed) - deleted.keys()) | elsewhere
-        gone = {each: reason for each, reason in deleted.items() if each not in elsewhere}
-        self._reporter.inventory(sorted(left, key=parse_checkpoint_id), self.pinned.checkpoints, gone)
+        copies = self._store.copies(self._job)
+        left = (set(committed) - deleted.keys()) | copies.keys()
+        gone = {each: reason for each, reason in deleted.items() if each not in copies}
+        pinned = self.pinned.checkpoints
+        self._reporter.inventory(sorted(left, key=parse_checkpoint_id), pinned, gone, copies=copies)
 
     def _load_kept(self) -> None:
         """Load what earlier attempts keep, unless it was loaded when this one began."""

@@ -218,9 +218,8 @@ class DrainQueue:
             for checkpoint in gone:
                 store.far.delete(job, checkpoint, store.near.latest_attempt(job))
                 store.note_copied(job, checkpoint, copied=False)
-            if gone:
-                left = store.checkpoints(job)
-                deleted = {each: reason for each, reason in gone.items() if each not in left}
-                self._reporter.inventory(left, self._retention.pinned.checkpoints, deleted)
+            left, pins = store.checkpoints(job), self._retention.pinned.checkpoints
+            deleted = {each: reason for each, reason in gone.items() if each not in left}
+            self._reporter.inventory(left, pins, deleted, copies=store.copies(job))
         except (OSError, HoldfastError) as error:  # the next copy tries again
             logger.warning("%s: old copies in %s could not be removed: %s", job, store.far.url, error)

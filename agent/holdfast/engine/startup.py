@@ -254,7 +254,8 @@ class Startup:
         self._report_earlier_orders()
         self._reporter.lineage_began(history.lineage)
         pinned, world_size = saver.retention.pinned.checkpoints, self._ranks.world_size
-        self._reporter.attempt_began(loaded, saver.versions, committed, world_size, pinned)
+        copies = store.copies(history.job) if self._ranks.leads else {}
+        self._reporter.attempt_began(loaded, saver.versions, committed, world_size, pinned, copies)
         self._reporter.order(start.order, "restored", safety=start.left)
         if start.loaded is not None:
             self._reporter.trained_elsewhere(start.loaded.manifest.fingerprint)

@@ -11,6 +11,7 @@ from holdfast.protocol.field_types import MeasuredTime
 from holdfast.protocol.wire import (
     OPEN_ORDER_STATES,
     CheckpointFacts,
+    CopyPlace,
     Desired,
     IntervalDecision,
     OrderState,
@@ -40,6 +41,8 @@ class CheckpointInfo(CheckpointFacts, kw_only=True, frozen=True):  # type: ignor
     restorable: bool = False
     inexact: str | None = None
     """Id of the checkpoint whose degraded restore its state descends from."""
+    copy_place: CopyPlace | None = None
+    """Where it is, if the store behind a drained directory has it."""
 
     @property
     def is_kept_for_alert(self) -> bool:

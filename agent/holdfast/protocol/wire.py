@@ -285,6 +285,10 @@ class RestoreModeReport(TrainingEvent, kw_only=True, tag="restores"):
     """Time from the start of the processes to the first iteration, if measured: the cost of a restart."""
 
 
+CopyPlace = Literal["both", "behind"]
+"""`both`: in the directory and in the store behind it. `behind`: only there."""
+
+
 class Inventory(msgspec.Struct, kw_only=True, tag="inventory"):
     """All durable checkpoints in the store; others that the server knows are gone."""
 
@@ -294,6 +298,8 @@ class Inventory(msgspec.Struct, kw_only=True, tag="inventory"):
     """Ids of pinned checkpoints, so that a server whose data was deleted learns them."""
     deleted: Annotated[dict[CheckpointId, str], texts_of(MAX_CHECKPOINTS)] = {}
     """Ids of the checkpoints that retention has just deleted, and why."""
+    copies: Annotated[dict[CheckpointId, CopyPlace], msgspec.Meta(max_length=MAX_CHECKPOINTS)] = {}
+    """Where those are that the store behind a drained directory has."""
 
 
 class TensorNorms(msgspec.Struct, kw_only=True):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Protocol, Self
 
 import msgspec
 
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format.manifest import MANIFEST
+from holdfast.protocol.wire import CopyPlace
 from holdfast.store.records import Attempt, RecordStore
 
 MOST_MANIFEST_BYTES = 256 << 20
@@ -160,9 +161,9 @@ class Store(RecordStore):
         """List the committed checkpoints that take space where new ones are written, in the same order."""
         return self.checkpoints(job)
 
-    def elsewhere(self, job: str) -> Set[str]:
-        """Return the checkpoints that have a copy which takes no space there, as far as that is known."""
-        return frozenset()
+    def copies(self, job: str) -> Mapping[str, CopyPlace]:
+        """Return where the checkpoints are that have a copy which takes no space there, as far as it is known."""
+        return {}
 
     def places(self, job: str, checkpoint: str) -> list[str] | None:
         """Return the addresses of the stores that have a checkpoint, or None where this is the only one."""

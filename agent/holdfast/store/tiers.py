@@ -14,7 +14,6 @@ import contextlib
 import errno
 import logging
 import time
-from collections.abc import Set
 from typing import Any, NoReturn
 
 import msgspec
@@ -24,6 +23,7 @@ from holdfast.format.manifest import MANIFEST
 from holdfast.format.manifest_files import ManifestSummary, decode_manifest
 from holdfast.protocol.field_types import MAX_ATTEMPT
 from holdfast.protocol.ids import parse_checkpoint_id
+from holdfast.protocol.wire import CopyPlace
 from holdfast.store.base import CheckpointWriter, FileReader, FileReplacer, Leftover, Store, read_manifest
 from holdfast.store.local import LocalStore
 from holdfast.store.records import FOLDERS, Attempt, Ending, Lineage, Pins, R, newest_pins
@@ -57,10 +57,12 @@ class TieredStore(Store):
     def resident(self, job: str) -> list[str]:
         return self.near.checkpoints(job)
 
-    def elsewhere(self, job: str) -> Set[str]:
-        with contextlib.suppress(OSError):
-            return self.copied(job)
-        return frozenset()
+    def copies(self, job: str) -> dict[str, CopyPlace]:
+        try:
+            copied, resident = self.copied(job), set(self.resident(job))
+        except OSError:
+            return {}
+        return {each: "both" if each in resident else "behind" for each in copied}
 
     def copied(self, job: str) -> set[str]:
         """Return the checkpoints that `far` has. OSError when it does not answer."""
@@ -96,8 +98,7 @@ class TieredStore(Store):
         return sorted({*self.near.jobs(), *self.far.jobs()})
 
     def places(self, job: str, checkpoint: str) -> list[str]:
-        is_near = self.near.files.stat(self.near.path(job, checkpoint)) is not None
-        is_far = checkpoint in self.elsewhere(job)
+        is_far, is_near = checkpoint in self.copies(job), checkpoint in self.resident(job)
         return [store.url for store, holds in ((self.near, is_near), (self.far, is_far)) if holds]
 
     def copy_elsewhere(self, job: str, checkpoint: str) -> Store | None:

@@ -148,6 +148,7 @@ class Reporter:
         committed: list[str],
         world_size: int,
         pinned: Iterable[str] = (),
+        copies: Mapping[str, wire.CopyPlace] | None = None,
     ) -> None:
         self.event(
             wire.AttemptStarted(
@@ -163,7 +164,7 @@ class Reporter:
                 labels={printable(key): printable(value) for key, value in self._labels.items()},
             )
         )
-        self.inventory(committed, pinned)
+        self.inventory(committed, pinned, copies=copies or {})
         self._has_begun = True
         if self.has_server:
             if self._configuration:
@@ -196,14 +197,19 @@ class Reporter:
             logger.debug("%s: the environment cannot be reported", self.job, exc_info=True)
 
     def inventory(
-        self, checkpoints: list[str], pinned: Iterable[str], deleted: Mapping[str, str] | None = None
+        self,
+        checkpoints: list[str],
+        pinned: Iterable[str],
+        deleted: Mapping[str, str] | None = None,
+        *,
+        copies: Mapping[str, wire.CopyPlace],
     ) -> None:
-        """Report the committed checkpoints, those pinned, and why retention deleted others."""
-        self.event(
-            wire.Inventory(
-                at=time.time(), checkpoints=checkpoints, pinned=list(pinned), deleted=dict(deleted or {})
-            )
-        )
+        """Report the committed checkpoints, those pinned, why retention deleted others, and where copies are."""
+        event = wire.Inventory(
+            at=time.time(), checkpoints=checkpoints, pinned=list(pinned), deleted=dict(deleted or {}),
+            copies=dict(copies),
+        )  # fmt: skip
+        self.event(event)
 
     def attempt_ended(self, reason: str) -> None:
         self.event(wire.AttemptFinished(**self._here(), reason=reason))

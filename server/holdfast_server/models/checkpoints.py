@@ -45,6 +45,8 @@ class CheckpointRecord(Base):
     pinned_by: Mapped[str | None]
     """User who pinned it, which protects it from retention; `None`: not pinned."""
     pinned_at: Mapped[float | None]
+    copy_place: Mapped[str | None]
+    """`protocol.CopyPlace`; `None`: it has no copy in a store behind."""
     attempt: Mapped[int]
     """Attempt of the newest report, with `sequence`, so that a late report does not overwrite it."""
     sequence: Mapped[int]

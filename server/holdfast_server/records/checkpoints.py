@@ -265,8 +265,10 @@ def take_inventory(session: Session, job: str, event: wire.Inventory, *, attempt
     known = _known(session, job, listed)
     for row in known.values():
         state, reason = _state_in(row, event, present=row.id in listed, attempt=attempt)
-        if state != row.state and (row.attempt, row.sequence) <= (attempt, sequence):
-            row.state, row.reason, row.attempt, row.sequence = state, reason, attempt, sequence
+        if (row.attempt, row.sequence) <= (attempt, sequence):
+            row.copy_place = event.copies.get(row.id)
+            if state != row.state:
+                row.state, row.reason, row.attempt, row.sequence = state, reason, attempt, sequence
     for checkpoint in listed - known.keys():
         iteration, lineage = ids.parse_checkpoint_id(checkpoint)
         session.add(
@@ -278,6 +280,7 @@ def take_inventory(session: Session, job: str, event: wire.Inventory, *, attempt
                 at=event.at,
                 kind="scheduled",
                 state=DURABLE,
+                copy_place=event.copies.get(checkpoint),
                 attempt=attempt,
                 sequence=sequence,
             )

@@ -143,6 +143,20 @@ def test_one_batch_may_start_an_attempt_and_list_what_it_found(killed, client):
     assert states(client) == {6: "missing", 8: "durable", 10: "durable"}
 
 
+def test_an_inventory_says_where_copies_are(agent, client):
+    here, both, behind = (checkpoint_id(number, 1) for number in (5, 10, 15))
+    agent.start()
+    agent.say(Inventory(at=agent.at, checkpoints=[here, both, behind], copies={both: "both", behind: "behind"}))
+
+    def places():
+        rows = client.get(f"{JOB}/checkpoints").json()["checkpoints"]
+        return {row["id"]: row.get("copy_place") for row in rows}
+
+    assert places() == {here: None, both: "both", behind: "behind"}
+    agent.say(Inventory(at=agent.at, checkpoints=[both, behind], copies={both: "behind"}))
+    assert places()[both] == "behind"
+
+
 def test_an_inventory_looks_at_what_it_may_change_and_not_at_all_that_ever_was(agent, client):
     """One comes with each checkpoint that retention takes; a long job has had thousands."""
     agent.start()
