@@ -130,7 +130,7 @@ def mutation(rng, fields, data):
     mutated = copy.deepcopy(fields)
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
         # what an earlier one has left may have no place for it
-        with contextlib.suppress(LookupError, TypeError):
+        with contextlib.suppress(LookupError, TypeError, AttributeError):
             rng.choice(FIELDS)(rng, mutated)
         if not places(mutated):
             break
