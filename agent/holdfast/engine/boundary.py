@@ -259,7 +259,8 @@ class Boundary:
             due=self._is_due(iteration),
             withheld=time.monotonic() - self._taken_at >= MAX_WITHHELD_SECONDS and self._operator.withholds,
             memory_ready=not (saver.unprepared and is_early),
-            has_room=snapshots.free if iteration == self._position.iteration else snapshots.has_room,
+            has_room=(snapshots.free if iteration == self._position.iteration else snapshots.has_room)
+            and not saver.is_sending,
             in_flight=saver.under_way,
             max_in_flight=controller.max_in_flight,
             mode=controller.mode,

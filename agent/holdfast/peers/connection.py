@@ -23,7 +23,9 @@ import psutil
 from holdfast.errors import HoldfastError
 
 IDLE_SECONDS = 20.0
-"""Limit of a transfer without progress. The receiver of a snapshot may need that long to verify it."""
+"""Limit of a transfer without progress."""
+LEAST_BYTES_PER_SECOND = 100e6
+"""Rate at which a receiver at least provides memory and verifies bytes, for which the sender waits longer."""
 CONNECT_SECONDS = 5.0
 MOST_MESSAGE_BYTES = 1 << 30
 """Limit of a message. The largest is a completion marker, with the state of a rank without its tensors."""
@@ -103,9 +105,11 @@ class PeerConnection:
             raise PeerRefused(f"an unknown message: {error}") from error
         return message
 
-    def receive_reply(self) -> Reply:
-        """Receive the answer to a request. PeerRefused: it is refused, for the reason in the message."""
+    def receive_reply(self, size_bytes: int = 0) -> Reply:
+        """Receive the answer to a request about `size_bytes`. PeerRefused: it is refused, with the reason."""
+        self._socket.settimeout(IDLE_SECONDS + size_bytes / LEAST_BYTES_PER_SECOND)
         reply: Reply = self.receive(Reply)
+        self._socket.settimeout(IDLE_SECONDS)
         if reply.reason is not None:
             raise PeerRefused(reply.reason)
         return reply

@@ -63,8 +63,12 @@ class ReplicaSender:
         return self._is_sending
 
     def run_changed(self, run: Run, state: RunState) -> None:
-        """Send the snapshot of a run that is copied. The last one of a job is not needed."""
-        if state is not RunState.WRITING or run.draft.kind == "final" or self._closing.is_set():
+        """Send the snapshot of a run that is copied. The last one of a job ends this: other ranks will close."""
+        if state is not RunState.WRITING or self._closing.is_set():
+            return
+        if run.draft.kind == "final":
+            self._closing.set()
+            self._work.set()
             return
         now = time.monotonic()
         with self._lock:
@@ -126,10 +130,10 @@ class ReplicaSender:
             return False
         with contextlib.closing(self._connect()) as connection:
             connection.send(StoreReplica(marker=content, size_bytes=marker.draft.size_bytes))
-            if connection.receive_reply().data:  # it holds it already
+            if connection.receive_reply(marker.draft.size_bytes).data:  # it holds it already
                 return True
             self._send_payload(connection, arena, arena.marker, marker.draft.size_bytes)
-            connection.receive_reply()
+            connection.receive_reply(marker.draft.size_bytes)
         return True
 
     def _connect(self) -> PeerConnection:

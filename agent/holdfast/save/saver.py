@@ -114,7 +114,12 @@ class Saver:
     @property
     def active(self) -> bool:
         """A copy or a write is under way, or a snapshot is being sent to another host."""
-        return not self.snapshots.idle or (self._memory is not None and self._memory.is_sending)
+        return not self.snapshots.idle or self.is_sending
+
+    @property
+    def is_sending(self) -> bool:
+        """A snapshot is being sent to another host."""
+        return self._memory is not None and self._memory.is_sending
 
     @property
     def under_way(self) -> int:
