@@ -55,7 +55,7 @@ def lose_host_at(job: HostsJob, moment: str, rank: int, attempt: int, start: int
 
 
 def test_without_memory_of_other_hosts_the_store_is_read(tmp_path: Path, launcher: RankLauncher) -> None:
-    with HostsJob(tmp_path, 30) as job:
+    with HostsJob(tmp_path, 30, torchrun=True) as job:
         job.train_to(20)
         job.wait_for(20, attempt=1)
         job.train_to(30)

@@ -32,6 +32,8 @@ from tests.support.memory_tier_torchrun_trainer import RankedWork
 
 JOB, EVERY = "hosts", 5
 POLL_SECONDS = 0.005
+STEP_SECONDS = 0.02
+"""So that an interval takes longer than sending a snapshot."""
 
 
 def alone(stage: Any, iterations: int) -> list[str]:
@@ -104,6 +106,7 @@ def train(folder: Path, iterations: int, full_from: int) -> None:
         os.write(ledger, f"{place} {work.outcome(loss)}\n".encode())
         session.step(loss=loss)
         session.wait()
+        time.sleep(STEP_SECONDS)
     session.close()
     dist.destroy_process_group()
 
