@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
 
+import torch
 import torch.distributed as dist
 
 from holdfast.save.completion_marker import markers_of, put_marker
 from holdfast.save.shared_buffers import SharedBuffer
 from holdfast.system import supervisor_channel
 from tests.support.eventually import eventually
-from tests.support.exact_multi_rank_job import MultiRankJob
+from tests.support.exact_multi_rank_job import DeterministicMultiRankJob, MultiRankJob
 from tests.support.memory_tier_workloads import EVERY, FULL_FROM, _full_disk
 
+ENDS_AT = 6
 Damage = Literal["flipped", "truncated", "bytes of another iteration", "marker of another iteration", "no marker"]
 
 
@@ -90,3 +92,38 @@ def _damage(host: Path, rank: int, damage: Damage) -> None:
 
 def _machine_id() -> str:
     return os.environ[supervisor_channel.VARIABLE]
+
+
+def trains(stage: Any, store: str, hosts: list[str], kind: str) -> tuple[int, dict[int, Any]]:
+    """Train with no checkpoint in the store; return the newest iteration that all sent, and the state of each."""
+    supervisor_channel.STACKS_SIGNAL = None
+    os.environ[supervisor_channel.VARIABLE] = hosts[dist.get_rank()]
+    states = {}
+    with mock.patch("holdfast.peers.tier.machine_id", _machine_id), _full_disk(0):
+        job = DeterministicMultiRankJob(store, kind=kind, peers=1)
+        sender = job.session._memory.sender
+        for iteration in range(1, ENDS_AT + 1):
+            job.run(iteration)
+            states[iteration] = job.state()
+            job.session.wait(300)
+            eventually(lambda: not sender.is_sending, "the snapshot to be sent")
+            dist.barrier()
+        sent = torch.tensor(sender.sent_iteration)
+        dist.all_reduce(sent, dist.ReduceOp.MIN)
+        job.session._close("SIGKILL")
+    return int(sent), states
+
+
+def resumes(stage: Any, store: str, hosts: list[str], kind: str) -> tuple[int, Any, list[str]]:
+    """Resume on other hosts; return the iteration, the state and the notices, once a checkpoint is durable."""
+    supervisor_channel.STACKS_SIGNAL = None
+    os.environ[supervisor_channel.VARIABLE] = hosts[dist.get_rank()]
+    told: list[str] = []
+    with mock.patch("holdfast.peers.tier.machine_id", _machine_id):
+        job = DeterministicMultiRankJob(store, kind=kind, seed=5, peers=1)
+        job.session._reporter.notice = lambda level, code, text: told.append(f"{code}: {text}")
+        start = job.session.resume()
+        state = job.state()
+        job.run(start + 3)
+        job.session.close()
+    return start, state, told

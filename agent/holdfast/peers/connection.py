@@ -12,6 +12,7 @@ clear.
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import os
 import socket
 import struct
@@ -146,4 +147,10 @@ def own_address() -> str:
     family, _, _, _, target = socket.getaddrinfo(rank_0, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(target)  # sends nothing
-        return str(probe.getsockname()[0])
+        found = str(probe.getsockname()[0])
+    if not ipaddress.ip_address(found).is_loopback:
+        return found
+    # the name of rank 0's host may be a loopback address on that host
+    here = [each.address for addresses in psutil.net_if_addrs().values() for each in addresses
+            if each.family == socket.AF_INET]  # fmt: skip
+    return next((address for address in here if not ipaddress.ip_address(address).is_loopback), found)

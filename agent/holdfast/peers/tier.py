@@ -51,6 +51,7 @@ from holdfast.save.completion_marker import (
     read_marker,
     verify,
 )
+from holdfast.save.draft import Draft
 from holdfast.save.host_buffers import Arena, free_slot_pages
 from holdfast.save.shared_buffers import SharedBuffer, claim
 from holdfast.store import Store
@@ -105,27 +106,36 @@ class PeerMemoryTier(MemoryTier):
         return [
             MemoryCheckpoint(id=each.id, numbers=[], folder=each.folder)
             for each in self._snapshots
-            if len(each.sources) == self._ranks.world_size and is_usable(each.uid, each.position)
+            if is_usable(each.uid, each.position)
         ]
 
     def load(self, found: MemoryCheckpoint, regions: Regions | None) -> LoadedCheckpoint:
+        """Verify and load what this rank needs, of a snapshot of any number of ranks."""
         snapshot = next(each for each in self._snapshots if (each.id, each.folder) == (found.id, found.folder))
         self._hosts_read = set()
-        own, rank = self._own_part(snapshot), self._ranks.rank
-        markers = [own if each == rank else self._marker(snapshot, each) for each in range(len(snapshot.sources))]
+        rank = self._ranks.rank
+        own = self._own_part(snapshot) if len(snapshot.sources) == self._ranks.world_size else None
+        markers = [
+            own if own is not None and each == rank else self._marker(snapshot, each)
+            for each in range(len(snapshot.sources))
+        ]
         complete = CompleteSnapshot(tuple(markers))
-        arena = self._arena(complete)
         part_of = {marker.draft.files[0].name: marker for marker in markers}
 
         def payload(file: fmt.File, names: Collection[str]) -> memoryview:
             marker = part_of[file.name]
             if marker is own:
-                return arena.bytes(own.draft.size_bytes)
+                return self._arena(complete).bytes(marker.draft.size_bytes)
             return self._payload(snapshot, marker, names)
 
         loaded = restore.load_from_memory(complete.manifest(), payload, rank=rank, regions=regions)
         self._loaded = complete
         return loaded
+
+    def survivor(self) -> tuple[Arena, Draft]:
+        if self._loaded is not None and len(self._loaded.markers) != self._ranks.world_size:
+            raise HoldfastError(f"it is of {len(self._loaded.markers)} ranks; the next checkpoint has all of it")
+        return super().survivor()
 
     def report_start(self, committed: Sequence[str]) -> None:
         super().report_start(committed)

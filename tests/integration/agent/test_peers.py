@@ -115,6 +115,21 @@ def test_where_no_sound_copy_of_a_part_is_left_all_use_the_snapshot_before(
         assert any("no sound copy of rank 2's part is left" in text for text in ended[0]["told"])
 
 
+def test_another_number_of_ranks_resumes_from_memory_too(tmp_path, launcher, hosts, kind):
+    a, b, c, new = hosts
+    store = str(tmp_path / "store")
+    trained = launcher.run(4, "tests.support.peers_workloads.trains", store=store, hosts=[a, a, b, c], kind=kind)
+    sent, states = trained[0]
+    assert sent > 0
+    resumed = launcher.run(3, "tests.support.peers_workloads.resumes", store=store, hosts=[a, b, new], kind=kind)
+    for start, state, _ in resumed:
+        assert (start, state) == (sent, states[sent])
+    told = resumed[0][2]
+    assert any(f"resumed from iteration {sent} (kept in memory" in text for text in told)
+    kept = open_store(store)
+    assert [restore.verify(kept, "job", each).world_size for each in kept.checkpoints("job")][-1] == 3
+
+
 class RanksLike(OneRank):
     """Rank 0 of several; `others` is what the other ones announce, by default the same."""
 
