@@ -25,6 +25,8 @@ _DECIMAL = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
 _SIZES = {f"{prefix}b": factor for prefix, factor in _DECIMAL.items()} | {
     f"{prefix}ib": 1024.0**power for power, prefix in enumerate("kmgtp", start=1)
 }
+_SIZE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+_DURATIONS = ((86400.0, "d", 3600.0, "h"), (3600.0, "h", 60.0, "min"), (60.0, "min", 1.0, "s"))
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "bn": 1e9, "t": 1e12}
 MAX_SECONDS = 100 * 365 * 86400.0
 MAX_BYTES = 1e18
@@ -56,14 +58,14 @@ def parse_bytes(text: str, name: str) -> float:
     return _positive(_parse(text, name, _SIZES, "a size: write 6.5GB or 512MiB"), text, name)
 
 
-def format_bytes(size_bytes: int) -> str:
-    """Format a size with three digits and a suitable unit."""
-    value, unit = float(size_bytes), "B"
-    for larger in ("kB", "MB", "GB", "TB", "PB", "EB"):
+def format_bytes(size_bytes: float) -> str:
+    """Format a size with up to three digits and a decimal unit: `999 B`, `1.5 kB`, `64.4 GB`."""
+    value, unit = float(size_bytes), _SIZE_UNITS[0]
+    for larger in _SIZE_UNITS[1:]:
         if value < 999.5:
             break
         value, unit = value / 1000, larger
-    return f"{value:.3g} {unit}"
+    return f"{_short(value, 3)} {unit}"
 
 
 def parse_speed(text: str, name: str) -> float:
@@ -88,9 +90,9 @@ def parse_rate(text: str, name: str) -> float:
 
 def format_rate(bytes_per_second: float) -> str:
     """Format an amount per time by the day, or by the second from 1 GB/s on."""
-    if bytes_per_second >= 1e9:
-        return f"{format_bytes(round(bytes_per_second))}/s"
-    return f"{format_bytes(round(bytes_per_second * _TIMES['day']))}/day"
+    is_fast = bytes_per_second >= 1e9
+    per_unit = round(bytes_per_second if is_fast else bytes_per_second * _TIMES["day"])
+    return f"{format_bytes(per_unit)}/{'s' if is_fast else 'day'}"
 
 
 def format_exact_rate(bytes_per_second: float) -> str:
@@ -121,19 +123,71 @@ def _positive(value: float, text: str, name: str) -> float:
     return value
 
 
+def significant(value: float, digits: int = 3) -> str:
+    """Format with about `digits` significant digits, and without an exponent unless the figure is absurd."""
+    if value == 0:
+        return "0"
+    if not 1e-12 <= abs(value) < 1e15:
+        return f"{value:.{digits - 1}e}"
+    rounded = float(f"{value:.{digits - 1}e}")  # 0.9996 is 1.00, not 1.000
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
+    return f"{value:,.{decimals}f}"
+
+
+def _short(value: float, digits: int) -> str:
+    """Format with up to `digits` significant digits, without zeros at the end."""
+    return f"{float(f'{value:.{digits - 1}e}'):,.12g}"
+
+
+def non_finite(value: float) -> str:
+    """Name a number that is none, or that is not finite."""
+    return "NaN" if math.isnan(value) else ("∞" if value > 0 else "−∞")
+
+
 def percent(fraction: float) -> str:
-    return f"{fraction * 100:.3g}%"
+    """Format with three digits, and at most two decimals below 0.01 %: `2.81 %`."""
+    if not math.isfinite(fraction):
+        return non_finite(fraction)
+    value = fraction * 100
+    if value == 0 or abs(value) >= 100:
+        return f"{value:.0f} %"
+    return f"{value:.3g} %" if abs(value) >= 0.01 else f"{value:.2f} %"
+
+
+def share(fraction: float) -> str:
+    """Format a share of the whole; near 100 % with enough digits to separate 99.86 % from 99.91 %."""
+    if not math.isfinite(fraction):
+        return non_finite(fraction)
+    if 0.99995 <= fraction < 1:
+        return ">99.99 %"
+    return f"{fraction * 100:.2f} %" if 0.99 <= fraction < 1 else f"{fraction * 100:.1f} %"
+
+
+def exact_percent(fraction: float) -> str:
+    """Format a setting, without rounding it to three digits: `3.125 %`."""
+    return f"{round(fraction * 100, 4):g} %"
 
 
 def duration(seconds: float) -> str:
-    """Format seconds with a suitable unit: `4.2 s`, `35 ms`, `12 min`."""
-    if seconds >= 7200:
-        return f"{seconds / 3600:.3g} h"
-    if seconds >= 120:
-        return f"{seconds / 60:.3g} min"
-    if seconds >= 1 or seconds == 0:
-        return f"{seconds:.3g} s"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+    """Format a time for people: `1.2 µs`, `38 ms`, `4.1 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
+    if not math.isfinite(seconds):
+        return non_finite(seconds)
+    size = abs(seconds)
+    if size == 0:
+        return "0 s"
+    if size < 0.9995e-3:
+        return f"{_short(seconds * 1e6, 2)} µs"
+    if size < 0.9995:
+        return f"{_short(seconds * 1e3, 3 if size >= 0.1 else 2)} ms"
+    if size < 59.95:
+        return f"{float(f'{seconds:.1f}'):g} s"
+    for unit, name, part, part_name in _DURATIONS:
+        # round first: 1 min 59.7 s is 2 min, not 1 min 60 s
+        parts = round(size / part)
+        if size >= unit * 0.999 and parts * part >= unit:
+            whole, rest = divmod(parts, round(unit / part))
+            return f"{whole:,} {name}" + (f" {rest} {part_name}" if rest else "")
+    return f"{seconds:.0f} s"
 
 
 def format_interval(every: FixedInterval) -> str:

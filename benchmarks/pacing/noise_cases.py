@@ -156,8 +156,8 @@ class SimulatedEncoder:
 
     def __init__(self, controller: Controller, *, enabled: bool) -> None:
         reporter: Any = SimpleNamespace(notice=lambda *_: None)
-        self._compression = Compression(enabled, controller, reporter)
-        self._encodes = self._compression.begin()
+        self._compression = Compression(controller, reporter) if enabled else None
+        self._encodes = self._compression is not None and self._compression.begin()
         """The checkpoint in flight, or else the next one, is compressed."""
         self._persist_seconds = self._encode_seconds = 0.0
 
@@ -176,5 +176,6 @@ class SimulatedEncoder:
                 draft=SimpleNamespace(encode_seconds=self._encode_seconds),
                 result=SimpleNamespace(seconds=self._persist_seconds),
             )
-            self._compression.settled(run)
-            self._encodes = self._compression.begin()
+            if self._compression is not None:
+                self._compression.settled(run)
+                self._encodes = self._compression.begin()

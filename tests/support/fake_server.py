@@ -184,7 +184,7 @@ class FakeServer(ThreadingHTTPServer):
     def _edits(self) -> list[dict[str, Any]]:
         """Newest first."""
         version = self.desired["version"]
-        made = [(version, "budget 3.5% → 2%"), (version - 1, "interval 20 → 50")]
+        made = [(version, "budget 3.5 % → 2 %"), (version - 1, "interval 20 → 50")]
         return [
             {"version": number, "who": "ann", "summary": summary, "applied_iteration": 251}
             for number, summary in made

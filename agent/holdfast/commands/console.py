@@ -18,6 +18,7 @@ from typing import Any, NoReturn, TypeVar, get_type_hints
 import msgspec
 import typer
 
+from holdfast import units
 from holdfast.client import Client, Invalid, ServerError, UnreachableError
 from holdfast.commands.options import DEFAULT_SERVER, Server, Token
 from holdfast.system.masking import escaped
@@ -126,13 +127,11 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def percent(fraction: float | None) -> str:
-    return "-" if fraction is None else f"{fraction * 100:.3g}%"
+    return "-" if fraction is None else units.percent(fraction)
 
 
 def seconds(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.3g} s" if value < 120 else f"{value / 60:.0f} min"
+    return "-" if value is None else units.duration(value)
 
 
 def counted(count: int, noun: str) -> str:

@@ -225,7 +225,7 @@ def _inputs_of_job(answer: JobPlan, comparison: IntervalComparison) -> list[Plan
     seen = f"{counted(answer.failures, 'failure')} in {duration(answer.running_seconds)}"
     low, high = duration(comparison.mtbf_low_seconds), duration(comparison.mtbf_high_seconds)
     failures = {
-        "estimated": f"published rate corrected by {seen}; 90% between {low} and {high}",
+        "estimated": f"published rate corrected by {seen}; 90 % between {low} and {high}",
         "assumed": f"assumed: published rate; {seen} observed",
     }.get(answer.origins.get("mtbf_seconds", ""), f"given; {seen} observed")
 

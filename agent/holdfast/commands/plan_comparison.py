@@ -14,7 +14,7 @@ from holdfast.commands.console import percent, print_table, say
 from holdfast.commands.plan_inputs import PlanInput
 from holdfast.pacing.what_if import HOURS_A_DAY, IntervalComparison, IntervalForecast, PlotGeometry, advise
 from holdfast.simulation import PlacementComparison, SimulatedPolicy
-from holdfast.units import duration, format_iterations
+from holdfast.units import duration, format_iterations, share
 
 MIN_USEFUL_ETTR = 0.01
 """ETTR below which no interval is worth a recommendation."""
@@ -49,7 +49,7 @@ def print_report(report: PlanReport) -> None:
     for sentence in _sentences(report):
         say(*_wrapped(sentence))
     say()
-    header = ("", "EVERY", "TIME", "OVERHEAD", "ETTR", "AT RISK", "GPU-HOURS A DAY")
+    header = ("", "EVERY", "TIME", "OVERHEAD", "ETTR", "UNSAVED", "GPU-H A DAY")
     print_table(header, [_row(each) for each in _rows(comparison)])
     for each in comparison.policies:
         if each.interval is None:
@@ -107,7 +107,7 @@ def _row(each: IntervalForecast) -> tuple[str, ...]:
         f"{each.interval:,}",
         duration(each.interval_seconds or 0.0),
         percent(each.overhead) + ("" if each.within_budget else " !"),
-        ettr(each.ettr or 0.0),
+        share(each.ettr or 0.0),
         duration(each.exposure_seconds or 0.0),
         _amount(each.wasted_gpu_hours_per_day or 0.0),
     )
@@ -121,7 +121,7 @@ def _sentences(report: PlanReport) -> Iterator[str]:
         yield f"No interval helps: with a failure every {often}, failures undo nearly all progress."
         return
     every = f"{format_iterations(best.interval)} ({duration(best.achieved_seconds or 0.0)})"
-    yield f"The best interval is {every}: {ettr(best.ettr or 0.0)} of the time moves training forward."
+    yield f"The best interval is {every}: {share(best.ettr or 0.0)} of the time moves training forward."
     if not best.within_budget:
         yield f"Its overhead of {percent(best.overhead)} is over the budget of {percent(comparison.budget)}."
     if comparison.current is not None:
@@ -137,7 +137,7 @@ def _sentences(report: PlanReport) -> Iterator[str]:
     yield (
         f"A failure now loses {duration(held.mean_lost_seconds or 0.0)} of work on average{hours}, at most "
         f"{duration(held.exposure_seconds or 0.0)}; the next checkpoint is durable before the next failure with a "
-        f"probability of {ettr(held.survival_probability or 0.0)}."
+        f"probability of {share(held.survival_probability or 0.0)}."
     )
 
 
@@ -146,7 +146,7 @@ def _compared(comparison: IntervalComparison, held: IntervalForecast) -> str:
     time = duration(held.interval_seconds or 0.0)
     if held.achieved_seconds != held.interval_seconds:
         time = f"{time}, actually {duration(held.achieved_seconds or 0.0)}, since writing takes longer"
-    text = f"{held.interval:,} ({time}): {ettr(held.ettr or 0.0)}"
+    text = f"{held.interval:,} ({time}): {share(held.ettr or 0.0)}"
     price, idle = held.wasted_gpu_hours_per_day or 0.0, held.wasted_gpus or 0.0
     if price < NEGLIGIBLE * HOURS_A_DAY * comparison.world_size:
         return f"{text}, as good as the best."
@@ -166,10 +166,10 @@ def _amount(number: float) -> str:
 def _simulated_row(each: SimulatedPolicy) -> tuple[str, ...]:
     return (
         each.policy,
-        ettr(each.ettr),
-        f"{ettr(each.ettr_low)} to {ettr(each.ettr_high)}",
+        share(each.ettr),
+        f"{share(each.ettr_low)} to {share(each.ettr_high)}",
         f"{each.checkpoints:,.0f}",
-        *(percent(share) for share in (each.stall_share, each.lost_share, each.restart_share, each.waiting_share)),
+        *(percent(part) for part in (each.stall_share, each.lost_share, each.restart_share, each.waiting_share)),
     )
 
 
@@ -184,19 +184,12 @@ def plot(comparison: IntervalComparison) -> Iterator[Text]:
     geometry = PlotGeometry(comparison)
     columns = WIDTH - LABEL - 1
     cells = _cells(comparison, geometry, columns)
-    labels = {_line_number(geometry.y(share)): ettr(share) for share in geometry.shares(5)}
+    labels = {_line_number(geometry.y(each)): share(each) for each in geometry.shares(5)}
     for row in range(HEIGHT):
         yield _line(f"{labels.get(row, ''):>{LABEL}}", "|", cells[row])
     yield Text(" " * LABEL + "+" + "-" * columns)
     yield Text(" " * (LABEL + 1) + _times(geometry, columns))
     yield Text.assemble("  ", *_legend(comparison))
-
-
-def ettr(share: float) -> str:
-    """Format an ETTR with more digits above 99 %, where most intervals are."""
-    if 0.99995 <= share < 1:
-        return ">99.99%"
-    return f"{share * 100:.2f}%" if 0.99 <= share < 1 else f"{share * 100:.1f}%"
 
 
 def _cells(comparison: IntervalComparison, geometry: PlotGeometry, columns: int) -> list[list[str]]:

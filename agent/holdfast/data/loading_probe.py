@@ -23,6 +23,7 @@ from holdfast.errors import NoProbe
 from holdfast.state.rng import restore_rng, rng_state
 from holdfast.system.preemption import iterate_loader
 from holdfast.torch_internals import limit_wait
+from holdfast.units import duration
 
 BATCHES = 50
 WARM_UP_BATCHES = 5
@@ -180,11 +181,15 @@ def expected_wait_seconds(probed: LoadingTimes, pace: IterationTimes) -> float:
 
 
 def _loading(probed: LoadingTimes) -> str:
-    load, fetch, prep = _ms(probed.load_seconds), _ms(probed.fetch_seconds), _ms(probed.prep_seconds)
+    load, fetch, prep = (
+        duration(probed.load_seconds),
+        duration(probed.fetch_seconds),
+        duration(probed.prep_seconds),
+    )
     each, ready = "", ""
     if probed.workers > 1:
         each = f" in each of {probed.workers} workers"
-        ready = f", so that one is ready every {_ms(probed.load_seconds / probed.workers)}"
+        ready = f", so that one is ready every {duration(probed.load_seconds / probed.workers)}"
     text = f"a batch takes {load} to load{each}: {fetch} fetching and {prep} preparing{ready}"
     text += f" (over {probed.batches} batches)"
     if probed.fetch_seconds > NOTHING_SAVED * probed.load_seconds:
@@ -195,11 +200,11 @@ def _loading(probed: LoadingTimes) -> str:
 def _waiting(probed: LoadingTimes, pace: IterationTimes, processors: int) -> list[str]:
     expected = expected_wait_seconds(probed, pace)
     drawn = "" if pace.batches < 1.01 else f" over {pace.batches:.3g} batches"
-    computes = f"An iteration computes for {_ms(pace.compute_seconds)}{drawn}"
-    waited = f"the last {pace.iterations} waited {_ms(pace.wait_seconds)} each"
+    computes = f"An iteration computes for {duration(pace.compute_seconds)}{drawn}"
+    waited = f"the last {pace.iterations} waited {duration(pace.wait_seconds)} each"
     if expected:
         why = "" if probed.workers else ", since without workers nothing is loaded while it computes"
-        sentences = [f"{computes} and should wait {_ms(expected)} for data{why}; {waited}"]
+        sentences = [f"{computes} and should wait {duration(expected)} for data{why}; {waited}"]
         sentences.append(_remedies(probed, pace, processors))
     else:
         sentences = [f"{computes}, and loading keeps up; {waited}"]
@@ -236,7 +241,3 @@ def _remedies(probed: LoadingTimes, pace: IterationTimes, processors: int) -> st
 
 def _processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

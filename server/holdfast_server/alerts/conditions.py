@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import get_args
 
 from holdfast.protocol.administration import LimitUnit, Severity
-from holdfast.units import duration, format_bytes, format_interval, format_iterations
+from holdfast.units import duration, format_bytes, format_iterations
 from holdfast_server.alerts.facts import JobFacts
 from holdfast_server.alerts.loss_spikes import NEWEST_LOSSES, OpenSpike
 from holdfast_server.records.last_good import ENDED
@@ -128,7 +127,7 @@ def _kind(
 
 def _duration(seconds: float) -> str:
     """Format for a message that is written again when it changes: in whole minutes from 2 minutes on."""
-    return duration(round(seconds)) if seconds < 120 else format_interval(timedelta(minutes=int(seconds // 60)))
+    return duration(round(seconds) if seconds < 120 else seconds // 60 * 60)
 
 
 def _number(value: float) -> str:

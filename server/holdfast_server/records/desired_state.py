@@ -22,7 +22,7 @@ from holdfast.protocol.wire import (
     VerifyRequest,
 )
 from holdfast.retention import parse_retention
-from holdfast.units import FixedInterval, duration, format_interval, format_rate
+from holdfast.units import FixedInterval, duration, exact_percent, format_interval, format_rate
 from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting, VersionConflict
@@ -367,9 +367,9 @@ def _text(made: StoredChange, value: object, script_budget: float | None) -> str
         case "unsaved work", float() | int():
             return duration(value)
         case "budget" | "write budget" | "unsaved work" | "policy" | "retention", None:
-            return SCRIPT if script_budget is None else f"{SCRIPT} ({_percent(script_budget)})"
+            return SCRIPT if script_budget is None else f"{SCRIPT} ({exact_percent(script_budget)})"
         case "budget", float() | int():
-            return _percent(value)
+            return exact_percent(value)
         case "interval", Interval():
             return _interval_text(value)
         case "checkpoints", _:
@@ -383,10 +383,6 @@ def _interval_text(interval: Interval) -> str:
         return "automatic"
     until = "" if interval.until is None else f" until {datetime.fromtimestamp(interval.until, UTC):%F %T} UTC"
     return f"every {format_interval(fixed) if isinstance(fixed, timedelta) else fixed}{until}"
-
-
-def _percent(fraction: float) -> str:
-    return f"{round(fraction * 100, 4):g}%"
 
 
 # ---- temporary intervals: when one ends, the policy decides again ----------------------------------

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from holdfast.protocol.jobs import JobStatus, SupervisorInfo
 from holdfast.protocol.wire import AttemptFinished, RestoreMode, SupervisorReport
+from holdfast.units import duration
 from holdfast_server import models
 from holdfast_server.db import named_jobs
 from holdfast_server.samples.limits import RecentSamples, recent_samples, total
@@ -74,7 +75,7 @@ def status_of(job: models.JobRecord, attempt: models.AttemptRecord | None, *, no
         return _ended(attempt)
     if is_late or relaunched:
         after = " since its last attempt ended to restart" if relaunched else ""
-        return Status("silent", f"no report for {duration_text(age)}{after}")
+        return Status("silent", f"no report for {duration(round(age))}{after}")
     if attempt.iterations == 0:
         return Status("starting", f"attempt {attempt.attempt} has finished no iteration yet")
     if job.paused and job.applied_version >= job.paused_version:
@@ -244,14 +245,6 @@ def _ended(attempt: models.AttemptRecord) -> Status:
 
 def _place(attempt: models.AttemptRecord) -> str:
     return f"at iteration {attempt.last_iteration}"
-
-
-def duration_text(seconds: float) -> str:
-    """Write a duration in words, such as `7 days` or `90 minutes`."""
-    units = ((86400, "day"), (3600, "hour"), (60, "minute"))
-    size, unit = next((each for each in units if seconds >= 2 * each[0]), (1, "second"))
-    count = round(seconds / size)
-    return f"{count} {unit}" + ("" if count == 1 else "s")
 
 
 def iterations_per_second(recent: RecentSamples) -> float | None:

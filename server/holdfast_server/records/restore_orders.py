@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from holdfast.protocol import wire
 from holdfast.protocol.jobs import Order, OrderStep
 from holdfast.protocol.wire import OPEN_ORDER_STATES, OrderState
+from holdfast.units import duration
 from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting, NotCancellable, OpenOrder, UnknownOrder
@@ -21,7 +22,7 @@ from holdfast_server.db import Database, named_jobs
 from holdfast_server.records import desired_state
 from holdfast_server.records.checkpoints import DURABLE
 from holdfast_server.records.desired_state import SERVER, StoredChange
-from holdfast_server.records.job_status import SILENT_AFTER_SECONDS, current_attempts, duration_text
+from holdfast_server.records.job_status import SILENT_AFTER_SECONDS, current_attempts
 
 TOO_LATE: dict[OrderState, str] = {
     "cancelled": "the cancel reached the agent too late", "expired": "an agent started it after it had expired",
@@ -346,7 +347,7 @@ def _check_timeout(session: Session, *, order: str, job: str, now: float) -> Non
     silent_seconds = now - owner.last_contact_at
     silent = silent_seconds > SILENT_AFTER_SECONDS  # an agent reports at least every 10 s, even while it restores
     if row.state == "restoring" and silent:
-        reason = f"no contact with attempt {row.taken_by_attempt} for {duration_text(silent_seconds)}"
+        reason = f"no contact with attempt {row.taken_by_attempt} for {duration(round(silent_seconds))}"
         _move(session, owner, row, Concluded("unknown"), at=now, who=SERVER, now=now, reason=reason)
     elif row.state == "unknown" and not silent:
         current = session.get(models.AttemptRecord, (job, owner.uid))
@@ -360,7 +361,7 @@ def expire(session: Session, job: models.JobRecord, row: models.RestoreOrderReco
     if not desired_state.is_expired(row, now):
         return False
     what = "no further report of it" if row.state == "unknown" else "no attempt started it"
-    reason = f"{what} within {duration_text((row.expires_at or now) - row.created_at)}"
+    reason = f"{what} within {duration(round((row.expires_at or now) - row.created_at))}"
     return _move(session, job, row, Concluded("expired"), at=now, who=SERVER, now=now, reason=reason)
 
 

@@ -386,7 +386,7 @@ def test_a_conflict_is_shown_and_can_be_retried(open_page: Open, agent: FakeAgen
     other.get_by_role("button", name="Apply budget").click()
     expect(other.locator("#change-budget")).to_contain_text("saved v1")
     page.get_by_role("button", name="Apply budget").click()
-    expect(page.get_by_role("alert").filter(has_text="Not applied")).to_contain_text("→ 2%")
+    expect(page.get_by_role("alert").filter(has_text="Not applied")).to_contain_text("→ 2 %")
     page.get_by_role("button", name="Apply budget").click()
     expect(page.locator("#change-budget")).to_contain_text("saved v2")
 

@@ -6,6 +6,8 @@ import pytest
 
 from holdfast.pacing.settings import parse_write_budget
 from holdfast.units import (
+    duration,
+    format_bytes,
     format_exact_rate,
     format_rate,
     parse_bytes,
@@ -14,7 +16,9 @@ from holdfast.units import (
     parse_rate,
     parse_seconds,
     parse_speed,
+    percent,
 )
+from tests.support.formats import FORMATS
 
 
 @pytest.mark.parametrize(
@@ -114,3 +118,9 @@ def test_parameters_are_counted_in_thousands_millions_and_billions() -> None:
     ]  # fmt: skip
     with pytest.raises(ValueError, match="greater than 0"):
         parse_count("0B", "--parameters")
+
+
+@pytest.mark.parametrize(("function", "value", "text"), FORMATS)
+def test_a_figure_has_one_format(function: str, value: float, text: str) -> None:
+    formats = {"duration": duration, "percent": percent, "size": format_bytes}
+    assert formats[function](value) == text

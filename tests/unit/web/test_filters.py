@@ -6,55 +6,23 @@ from collections.abc import Callable
 import pytest
 
 from holdfast_web.shared import filters
+from tests.support.formats import FORMATS
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (None, "–"),
-        (0.0, "0 s"),
-        (1.23e-6, "1.2 µs"),
-        (0.0384, "38 ms"),
-        (0.486, "486 ms"),
-        (0.99996, "1.0 s"),
-        (4.12, "4.1 s"),
-        (59.97, "1 min"),
-        (200.0, "3 min 20 s"),
-        (3599.8, "1 h"),
-        (7500.0, "2 h 5 min"),
-        (86399.9, "1 d"),
-        (270000.0, "3 d 3 h"),
-        (math.nan, "NaN"),
-        (math.inf, "∞"),
-    ],
-)
-def test_a_duration_reads_in_its_own_unit(seconds: float | None, text: str) -> None:
-    assert filters.duration(seconds) == text
+@pytest.mark.parametrize(("function", "value", "text"), FORMATS)
+def test_a_figure_reads_as_in_the_log_of_the_agent(function: str, value: float, text: str) -> None:
+    assert getattr(filters, function)(value) == text
 
 
-@pytest.mark.parametrize(
-    ("fraction", "text"),
-    [
-        (None, "–"),
-        (0.0, "0 %"),
-        (0.00001, "0.00 %"),
-        (0.000123, "0.0123 %"),
-        (0.0281, "2.81 %"),
-        (0.035, "3.5 %"),
-        (1.5, "150 %"),
-        (math.nan, "NaN"),
-    ],
-)
-def test_a_share_reads_in_percent(fraction: float | None, text: str) -> None:
-    assert filters.percent(fraction) == text
+@pytest.mark.parametrize("function", [filters.duration, filters.percent, filters.share, filters.size])
+def test_a_figure_that_is_missing_is_a_dash(function: Callable[[None], str]) -> None:
+    assert function(None) == "–"
 
 
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(None, "–"), (0, "0 B"), (999, "999 B"), (102_400_000, "102 MB"), (1_500, "1.50 kB"), (10**12, "1.00 TB")],
-)
-def test_a_size_reads_in_decimal_units(size: int | None, text: str) -> None:
-    assert filters.size(size) == text
+@pytest.mark.parametrize(("value", "text"), [(math.nan, "NaN"), (math.inf, "∞")])
+@pytest.mark.parametrize("function", [filters.duration, filters.percent])
+def test_a_figure_that_is_not_finite_is_named(function: Callable[[float], str], value: float, text: str) -> None:
+    assert function(value) == text
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_the_dialog_says_when_the_script_has_to_be_started_again(client: TestCli
     page = client.get(f"{JOB}/restore?checkpoint={POINT}", headers=HTMX).text
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
     assert "When by a restart of the script, which its supervisor does at once: it draws for itself" in text
-    assert "41.0 s the start of this attempt, up to its first iteration" in text
+    assert "41 s the start of this attempt, up to its first iteration" in text
     client.post(f"{JOB}/restores", data={"checkpoint": POINT, "key": "k"})
     assert "Restarts the script: it draws for itself" in client.get(JOB).text
 

@@ -175,7 +175,7 @@ def test_a_conflict_says_who_changed_what_and_gives_the_version_to_retry_from(
     answer = client.post(f"{JOB}/budget", data={"version": "0", "budget": "5"}, headers=HTMX)
     assert answer.status_code == 409
     assert re.search(
-        r"operator saved version 1 at <time [^>]*>\d\d:\d\d:\d\d UTC</time>: budget .* → 2%", answer.text
+        r"operator saved version 1 at <time [^>]*>\d\d:\d\d:\d\d UTC</time>: budget .* → 2 %", answer.text
     )
     assert 'value="5"' in answer.text
     retried = client.post(f"{JOB}/budget", data={"version": version_in(answer.text), "budget": "5"})

@@ -8,6 +8,7 @@ from typing import ClassVar
 from holdfast.protocol.analyses import CheckpointDetail
 from holdfast.protocol.ids import validate_job
 from holdfast.protocol.jobs import CheckpointInfo, Edit, ForkFamily, JobSummary, Tensors, Verification
+from holdfast.units import exact_percent
 from holdfast_server.control import verification as verifications
 from holdfast_server.control.control import MOST_LABEL
 from holdfast_server.queries import summaries, timeline
@@ -148,7 +149,7 @@ def _named(fork: str) -> FieldInput:
 
 
 def _settings_at(newest: Edit | None, edits: list[Edit], job: JobSummary) -> str:
-    """Return the settings after an edit in words, as in `budget 3.5%, interval automatic`.
+    """Return the settings after an edit in words, as in `budget 3.5 %, interval automatic`.
 
     A setting that no operator has changed is the present one of the script.
     """
@@ -160,7 +161,7 @@ def _settings_at(newest: Edit | None, edits: list[Edit], job: JobSummary) -> str
                 continue
             then[change.field] = change.before if before_it else change.after
     if job.budget is not None:
-        then.setdefault("budget", f"{job.budget * 100:.4g}%")
+        then.setdefault("budget", exact_percent(job.budget))
         then.setdefault("interval", f"every {job.interval}" if job.policy == "fixed" else "automatic")
     return ", ".join(f"{field} {then[field]}" for field in SETTINGS if then.get(field))
 

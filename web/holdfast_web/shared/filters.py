@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from datetime import UTC, datetime
 
+from holdfast import units
 from holdfast.protocol.analyses import category_of
 from holdfast.protocol.field_types import is_time
 from holdfast.protocol.ids import parse_checkpoint_id
@@ -16,24 +16,6 @@ from holdfast.units import FixedInterval, format_interval, format_rate
 NONE = "–"
 MAX_SIZE = 10**21
 """Bytes, or bytes per second, from which on a figure is absurd."""
-_PERCENT = re.compile(r"(\d)%")
-_DURATIONS = ((86400.0, "d", 3600.0, "h"), (3600.0, "h", 60.0, "min"), (60.0, "min", 1.0, "s"))
-_SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
-
-
-def _significant(value: float, digits: int = 3) -> str:
-    """Format with about `digits` significant digits, and without an exponent unless the figure is absurd."""
-    if value == 0:
-        return "0"
-    if not 1e-12 <= abs(value) < 1e15:
-        return f"{value:.{digits - 1}e}"
-    rounded = float(f"{value:.{digits - 1}e}")  # 0.9996 is 1.00, not 1.000
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
-    return f"{value:,.{decimals}f}"
-
-
-def _odd(value: float) -> str:
-    return "NaN" if math.isnan(value) else ("∞" if value > 0 else "−∞")
 
 
 def count(value: int | None) -> str:
@@ -62,67 +44,26 @@ def interval(value: FixedInterval | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """`1.2 µs`, `38 ms`, `4.1 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
-    if seconds is None:
-        return NONE
-    if not math.isfinite(seconds):
-        return _odd(seconds)
-    if abs(seconds) > 1e15:
-        return NONE
-    size = abs(seconds)
-    if size == 0:
-        return "0 s"
-    if size < 0.9995e-3:
-        return f"{_significant(seconds * 1e6, 2)} µs"
-    if size < 0.9995:
-        return f"{_significant(seconds * 1e3, 3 if size >= 0.1 else 2)} ms"
-    if size < 59.95:
-        return f"{seconds:.1f} s"
-    for unit, name, part, part_name in _DURATIONS:
-        # round first: 1 min 59.7 s is 2 min, not 1 min 60 s
-        parts = round(size / part)
-        if size >= unit * 0.999 and parts * part >= unit:
-            whole, rest = divmod(parts, round(unit / part))
-            return f"{whole:,} {name}" + (f" {rest} {part_name}" if rest else "")
-    return f"{seconds:.0f} s"
+    """Format a time as `units.duration` does; a dash for none, or an absurd one."""
+    return NONE if seconds is None or 1e15 < abs(seconds) < math.inf else units.duration(seconds)
 
 
 def age(seconds: float | None) -> str:
     if seconds is None:
         return "never"
     if not math.isfinite(seconds):
-        return _odd(seconds)
+        return units.non_finite(seconds)
     if seconds < 1.5:
         return "just now"
     return f"{seconds:.0f} s ago" if seconds < 59.5 else f"{duration(float(round(seconds)))} ago"
 
 
 def percent(fraction: float | None) -> str:
-    """Format as `2.81 %`, with at most two decimals."""
-    if fraction is None:
-        return NONE
-    if not math.isfinite(fraction):
-        return _odd(fraction)
-    value = fraction * 100
-    if value == 0 or abs(value) >= 100:
-        return f"{value:.0f} %"
-    return f"{value:.3g} %" if abs(value) >= 0.01 else f"{value:.2f} %"
+    return NONE if fraction is None else units.percent(fraction)
 
 
 def share(fraction: float | None) -> str:
-    """Format a share; near 100 % with enough digits to separate 99.86 % from 99.91 %."""
-    if fraction is None:
-        return NONE
-    if not math.isfinite(fraction):
-        return _odd(fraction)
-    if 0.99995 <= fraction < 1:
-        return ">99.99 %"
-    return f"{fraction * 100:.2f} %" if 0.99 <= fraction < 1 else f"{fraction * 100:.1f} %"
-
-
-def spaced(text: str) -> str:
-    """Write the percentages of a text from the agent as all others of a page: `3.5 %`."""
-    return _PERCENT.sub(r"\1 %", text)
+    return NONE if fraction is None else units.share(fraction)
 
 
 def amount(value: float | None) -> str:
@@ -130,8 +71,8 @@ def amount(value: float | None) -> str:
     if value is None:
         return NONE
     if not math.isfinite(value):
-        return _odd(value)
-    return "<0.01" if 0 < value < 0.01 else _significant(value)
+        return units.non_finite(value)
+    return "<0.01" if 0 < value < 0.01 else units.significant(value)
 
 
 def gpu_hours(value: float | None) -> str:
@@ -151,22 +92,16 @@ def speed(size_bytes: int, seconds: float | None) -> str:
 
 
 def size(value: int | None) -> str:
-    """Format bytes with decimal units."""
-    if value is None or not 0 <= value < MAX_SIZE:
-        return NONE
-    scaled, unit = float(value), 0
-    while scaled >= 999.5 and unit < len(_SIZES) - 1:
-        scaled, unit = scaled / 1000, unit + 1
-    return f"{value} B" if unit == 0 else f"{_significant(scaled)} {_SIZES[unit]}"
+    return NONE if value is None or not 0 <= value < MAX_SIZE else units.format_bytes(value)
 
 
 def rate(per_second: float | None) -> str:
     """Format as `4.1 iterations/s`, or below one per second as `12 s/iteration`."""
     if per_second is None or per_second <= 0 or not math.isfinite(per_second):
         return NONE
-    return (
-        f"{_significant(per_second)} iterations/s" if per_second >= 1 else f"{duration(1 / per_second)}/iteration"
-    )
+    if per_second < 1:
+        return f"{duration(1 / per_second)}/iteration"
+    return f"{units.significant(per_second)} iterations/s"
 
 
 def metric(value: float | None) -> str:
@@ -174,7 +109,7 @@ def metric(value: float | None) -> str:
     if value is None:
         return NONE
     if not math.isfinite(value):
-        return _odd(value)
+        return units.non_finite(value)
     if value != 0 and (abs(value) < 1e-4 or abs(value) >= 1e7):
         return f"{value:.3e}"
     return f"{value:.5g}"
@@ -253,7 +188,7 @@ FILTERS = {
     function.__name__: function
     for function in (
         age, amount, browser, category_of, checkpoint_iteration, clock, count, day, duration, facts, gpu_hours,
-        interval, iso, iterations, metric, percent, pin_reason, plural, polyline, rate, share, size, spaced, speed,
+        interval, iso, iterations, metric, percent, pin_reason, plural, polyline, rate, share, size, speed,
         stamp, format_rate,
     )
 }  # fmt: skip

@@ -196,7 +196,7 @@ def test_a_degraded_export_replaces_low_bytes_where_the_important_ones_are_left(
     ratio[lost] = 1
     assert (ratio == 1).all()
     with safetensors.safe_open(tmp_path / "x", "pt") as file:
-        said = "the low 3 bytes of 1,024 numbers, 5.12% of those of 1 tensor: model.weight"
+        said = "the low 3 bytes of 1,024 numbers, 5.12 % of those of 1 tensor: model.weight"
         assert file.metadata()["inexact"] == said
 
 

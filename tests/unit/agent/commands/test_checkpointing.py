@@ -24,7 +24,7 @@ def test_a_checkpoint_is_asked_for_and_followed_until_it_is_durable(
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
         "checkpoint requested: version 4, applied at iteration 251",
-        "durable: 000000000252-1, 108 MB, written in 0.4 s",
+        "durable: 000000000252-1, 108 MB, written in 400 ms",
     ]
     assert [body for method, _, body in server.requests if method == "PATCH"] == [{"checkpoint_request": True}]
 

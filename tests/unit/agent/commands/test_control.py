@@ -15,8 +15,8 @@ def sent(server: FakeServer) -> list[object]:
 @pytest.mark.parametrize(
     ("arguments", "body", "said"),
     [
-        (["budget", "gpt", "2%"], {"budget": 0.02}, "budget 2%: version 4, applied at iteration 251"),
-        (["budget", "gpt", "0.05"], {"budget": 0.05}, "budget 5%: version 4"),
+        (["budget", "gpt", "2%"], {"budget": 0.02}, "budget 2 %: version 4, applied at iteration 251"),
+        (["budget", "gpt", "0.05"], {"budget": 0.05}, "budget 5 %: version 4"),
         (["budget", "gpt", "default"], {"budget": None}, "budget set by the script: version 4"),
         (
             ["write-budget", "gpt", "2TB/day"],

@@ -133,7 +133,7 @@ def test_a_clock_that_differs_from_the_server_is_a_warning(
     monkeypatch.setattr(connection_checks, "parsedate_to_datetime", lambda date: parse(date) - timedelta(hours=1))
     code, findings = examine(server=server.url)
     assert (code, findings["server clock"]["state"]) == (0, "warning")
-    assert findings["server clock"]["measured"] == "60 min ahead of that of the server"
+    assert findings["server clock"]["measured"] == "1 h ahead of that of the server"
 
 
 @pytest.mark.parametrize("options", [("--size", "none"), ("--state", "-1"), ("--server", "example")])

@@ -49,9 +49,9 @@ def test_what_is_not_written_again_compression_and_parity_change_the_write_and_n
 def test_each_of_them_is_among_the_inputs() -> None:
     given = PlanOptions(state="64GB", parity="10+2", compress=True, unchanged="0.9")
     lines = {each.name: (each.value, each.origin) for each in plan_inputs(given)[3]}
-    assert lines["unchanged"] == ("90%", "given: not written again")
+    assert lines["unchanged"] == ("90 %", "given: not written again")
     assert lines["compressing"] == ("450 MB/s a rank", "assumed, 1/1.2 of the size")
-    assert lines["parity"] == ("1 GB/s a rank", "assumed, 10+2 is 20.5% more")
+    assert lines["parity"] == ("1 GB/s a rank", "assumed, 10+2 is 20.5 % more")
 
 
 @pytest.mark.parametrize("text", ["most", "100%", "-1%", "1.5"])

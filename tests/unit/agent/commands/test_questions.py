@@ -24,7 +24,7 @@ def test_jobs_are_listed_with_what_they_cost(holdfast: Holdfast) -> None:
         "CHECKPOINT",
         "REASON",
     ]
-    assert row.split() == ["gpt", "running", "250", "nan", "2.1%", "3.5%", "50", "200"]
+    assert row.split() == ["gpt", "running", "250", "nan", "2.1", "%", "3.5", "%", "50", "200"]
 
 
 def test_jobs_that_do_not_train_are_listed_with_the_reason(holdfast: Holdfast, server: FakeServer) -> None:
@@ -42,7 +42,7 @@ def test_jobs_for_scripts(holdfast: Holdfast) -> None:
 def test_show_tells_one_job_in_full(holdfast: Holdfast) -> None:
     output = holdfast("show", "gpt").stdout
     assert "250 on lineage 1, 4 per second" in output
-    assert "2.1% measured over 120 iterations, budget 3.5%" in output
+    assert "2.1 % measured over 120 iterations, budget 3.5 %" in output
     assert "every 50 iterations (checkfreq)" in output
     assert "unsaved work     50 iterations, 12.5 s" in output
     assert "not yet applied" not in output
@@ -52,7 +52,7 @@ def test_show_names_the_orders_that_the_job_does_not_act_on_yet(holdfast: Holdfa
     server.applies = False
     output = holdfast("show", "gpt").stdout.splitlines()
     late = [line.split(maxsplit=3)[3] for line in output if line.startswith("not yet applied")]
-    assert late == ["version 3: budget 3.5% → 2%, by ann"]
+    assert late == ["version 3: budget 3.5 % → 2 %, by ann"]
 
 
 def test_logs_prints_the_lines_of_an_attempt_or_says_that_there_are_none(
@@ -184,9 +184,9 @@ def test_a_token_is_asked_for_and_sent(
 
 def test_goodput_tells_where_the_time_of_a_window_went(holdfast: Holdfast) -> None:
     first, header, *rows = holdfast("goodput", "gpt", "--window", "7d").stdout.splitlines()
-    assert first == "goodput 75% of 3 min: 150 iterations, 50 iterations lost"
+    assert first == "goodput 75 % of 3 min 20 s: 150 iterations, 50 iterations lost"
     assert header.split()[:3] == ["CATEGORY", "TIME", "SHARE"]
-    assert rows[1].split() == ["lost", "50", "s", "25%", "what", "lost", "is"]
+    assert rows[1].split() == ["lost", "50", "s", "25", "%", "what", "lost", "is"]
 
 
 def test_goodput_for_scripts_is_what_the_server_says(holdfast: Holdfast) -> None:

@@ -14,7 +14,7 @@ def test_a_restore_is_followed_to_its_end(holdfast: Holdfast) -> None:
     assert [line.split()[0] for line in result.stdout.splitlines()] == [
         "requested", "delivered", "restoring", "restored",
     ]  # fmt: skip
-    assert "in 0.5 s, on lineage 2; the state before it is kept as 000000000250-1" in result.stdout
+    assert "in 500 ms, on lineage 2; the state before it is kept as 000000000250-1" in result.stdout
 
 
 def test_each_command_is_an_order_of_its_own(holdfast: Holdfast, server: FakeServer) -> None:

@@ -43,8 +43,8 @@ def test_a_large_job_has_the_published_optimum_in_whole_iterations() -> None:
     assert (made.interval, made.policy) == (66, "goodput")
     assert made.ettr == pytest.approx(0.935, abs=0.0005)
     assert made.reason == (
-        "for the most progress in the time there is: best every 66 iterations (5.5 min), as a checkpoint costs 5 "
-        "s (measured) and a failure is expected every 3.09 h (as set); 93.5% of the time moves training "
+        "for the most progress in the time there is: best every 66 iterations (5 min 30 s), as a checkpoint costs "
+        "5 s (measured) and a failure is expected every 3 h 5 min (as set); 93.5 % of the time moves training "
         "forward"
     )
 
@@ -53,7 +53,7 @@ def test_where_the_budget_asks_for_less_it_decides_and_says_so() -> None:
     made = goodput(LARGE, mtbf_seconds=LLAMA_3_SECONDS, budget=0.01)
     assert made.interval == 100
     assert "best every 66 iterations" in made.reason
-    assert "the budget of 1% allows one every 100 iterations at most" in made.reason
+    assert "the budget of 1 % allows one every 100 iterations at most" in made.reason
 
 
 WRITTEN = replace(LARGE, checkpoint_bytes=10**9, written_bytes=5e11)
@@ -82,7 +82,7 @@ def test_no_more_work_is_unsaved_than_is_accepted_where_the_ceilings_allow_it() 
     assert made.interval * 5 + 120 <= 600 < (made.interval + 1) * 5 + 120
     assert "at most 10 min of unsaved work" in made.reason
     assert plan(LARGE, replace(patient, budget=0.005)).interval == 200, "the budget comes first"
-    assert "the budget of 0.5%" in plan(LARGE, replace(patient, budget=0.005)).reason
+    assert "the budget of 0.5 %" in plan(LARGE, replace(patient, budget=0.005)).reason
 
 
 @pytest.mark.parametrize(
@@ -110,16 +110,16 @@ def test_a_budget_is_a_ceiling_and_no_target() -> None:
 def test_where_writing_takes_longer_it_decides_and_says_so() -> None:
     made = goodput(replace(LARGE, persist_seconds=600.0), mtbf_seconds=LLAMA_3_SECONDS)
     assert made.interval == 123
-    assert "one takes 10.3 min to become durable and the next waits for it: every 123 iterations" in made.reason
+    assert "one takes 10 min 20 s to become durable and the next waits for it: every 123 iterations" in made.reason
 
 
 def test_the_plan_says_what_it_knows_of_failures() -> None:
     seen = FailureEstimate(count=2.0, exposure_seconds=7 * 3600.0, world_size=16_384)
-    assert "every 3.34 h (2 seen in 7 h)" in goodput(LARGE, FailureHistory(failures=seen)).reason
+    assert "every 3 h 20 min (2 seen in 7 h)" in goodput(LARGE, FailureHistory(failures=seen)).reason
     quiet = FailureEstimate(exposure_seconds=7 * 3600.0, world_size=16_384)
     reason = goodput(LARGE, FailureHistory(failures=quiet)).reason
     assert "every 10 h (published rate for 16,384 GPUs, none seen in 7 h)" in reason
-    assert "every 199 h (published rate for one GPU)" in goodput(LARGE).reason
+    assert "every 8 d 7 h (published rate for one GPU)" in goodput(LARGE).reason
 
 
 def test_failures_make_checkpoints_more_frequent() -> None:
@@ -171,5 +171,5 @@ def test_the_approximation_keeps_to_budget_and_pipeline_as_well() -> None:
     assert made.reason.startswith("for the least time lost to checkpoints and failures, by Young's and Daly's")
     poor = young_daly(LARGE, mtbf_seconds=LLAMA_3_SECONDS, budget=0.01)
     assert poor.interval == 100
-    assert "the budget of 1% allows" in poor.reason
+    assert "the budget of 1 % allows" in poor.reason
     assert young_daly(replace(LARGE, persist_seconds=600.0), mtbf_seconds=LLAMA_3_SECONDS).interval == 123

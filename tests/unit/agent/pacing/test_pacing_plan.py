@@ -17,7 +17,7 @@ def test_the_policy_decides_where_nobody_ordered_otherwise() -> None:
     assert (made.interval, made.policy) == (20, "checkfreq")
     assert made.overhead == pytest.approx(0.035)
     assert made.reason == (
-        "a checkpoint costs 350 ms (measured), 3.5% of 20 iterations: as often as the budget of 3.5% allows"
+        "a checkpoint costs 350 ms (measured), 3.5 % of 20 iterations: as often as the budget of 3.5 % allows"
     )
 
 
@@ -25,11 +25,11 @@ def test_an_ordered_interval_wins_over_the_policy_and_says_what_it_costs() -> No
     made = plan(MEASURED, PacingSettings(budget=0.035, every=7))
     assert (made.interval, made.policy) == (7, "fixed")
     assert made.overhead == pytest.approx(0.1)
-    assert made.reason == "set to every 7 iterations: 10% is more than the budget of 3.5%"
+    assert made.reason == "set to every 7 iterations: 10 % is more than the budget of 3.5 %"
 
 
 def test_an_ordered_interval_within_the_budget_says_what_it_costs() -> None:
-    assert plan(MEASURED, PacingSettings(every=50)).reason == "set to every 50 iterations, 1.4% overhead"
+    assert plan(MEASURED, PacingSettings(every=50)).reason == "set to every 50 iterations, 1.4 % overhead"
 
 
 def test_an_interval_shorter_than_a_write_says_that_checkpoints_wait_for_each_other() -> None:

@@ -155,7 +155,7 @@ def test_a_start_that_fills_the_store_within_a_day_says_so_once(
 ) -> None:
     (warning,) = growth_warnings(tmp_path, caplog, rules="last 3, every 100", seconds=6.0)
     assert warning == (
-        f"{JOB}: {tmp_path} is full in about 15.3 h: retention keeps a checkpoint of 1 GB for good every "
+        f"{JOB}: {tmp_path} is full in about 15 h 20 min: retention keeps a checkpoint of 1 GB for good every "
         "10 min, and 92 GB are free: raise 'every 100', or add a limit such as 'size 1TB'"
     )
 

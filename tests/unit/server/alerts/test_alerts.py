@@ -112,7 +112,7 @@ def test_each_kind_is_broken_by_what_it_is_about_and_by_nothing_else(kind):
         ),
         (
             "loss_nan", 0, {"loss": math.nan, "finite_loss_iteration": 9, "iteration": 12}, 95.7,
-            "the loss is nan for 96 s; the last finite one was at iteration 9",
+            "the loss is nan for 1 min 36 s; the last finite one was at iteration 9",
         ),
         (
             "loss_spike", 6, {"losses": SPIKING, "window": 200}, 0,

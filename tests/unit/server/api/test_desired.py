@@ -137,7 +137,7 @@ def test_an_edit_of_an_old_version_is_told_who_changed_what(job, client):
     reply = edit(client, 0, every=10)
     assert reply.status_code == 409
     told = reply.json()
-    assert (told["version"], told["who"], told["what"]) == (1, "operator", "budget script default → 2%")
+    assert (told["version"], told["who"], told["what"]) == (1, "operator", "budget script default → 2 %")
     assert client.get(f"{JOB}/desired").json()["every"] is None
 
 
@@ -211,7 +211,7 @@ def test_applied_stamps_the_version_with_its_iteration(job, client):
     edits = client.get(f"{JOB}/edits").json()["edits"]
     assert [(one["version"], one["summary"], one["applied_iteration"]) for one in edits] == [
         (2, "interval automatic → every 7", 6),
-        (1, "budget script default → 2%", 6),
+        (1, "budget script default → 2 %", 6),
     ]
 
 
@@ -384,7 +384,7 @@ def test_an_edit_between_restores_is_still_a_conflict_and_the_only_thing_told(jo
     client.post(f"{JOB}/restores/{placed['id']}/cancel")
     reply = edit(client, 1, every=10)
     told = reply.json()
-    assert (reply.status_code, told["version"], told["what"]) == (409, 3, "budget script default → 2%")
+    assert (reply.status_code, told["version"], told["what"]) == (409, 3, "budget script default → 2 %")
 
 
 @pytest.mark.parametrize(

@@ -527,7 +527,7 @@ def test_an_order_that_nobody_takes_up_within_a_week_ends(job, client, clock):
     desired = client.get(f"{JOB}/desired").json()
     assert (desired["restore"], desired["version"]) == (None, version + 1)
     last = read(client, placed)["transitions"][-1]
-    assert (last["who"], last["reason"]) == ("the server", "no attempt started it within 7 days")
+    assert (last["who"], last["reason"]) == ("the server", "no attempt started it within 7 d")
     assert order(client, iteration=20).status_code == 201
 
 
@@ -575,7 +575,7 @@ def test_an_order_may_have_a_time_of_its_own(job, client, clock):
     assert client.get(f"{JOB}/desired").json()["restore"] is None
     watch(client, clock.now)
     assert (last(client, placed)["state"], last(client, placed)["reason"]) == (
-        "expired", "no attempt started it within 90 minutes",
+        "expired", "no attempt started it within 1 h 30 min",
     )  # fmt: skip
 
 
@@ -599,7 +599,7 @@ def test_a_restore_whose_agent_falls_silent_is_unknown_until_it_is_heard_of(job,
     clock.now += 25
     watch(client, clock.now)
     assert (last(client, placed)["state"], last(client, placed)["who"]) == ("unknown", "the server")
-    assert read(client, placed)["reason"] == "no contact with attempt 1 for 25 seconds"
+    assert read(client, placed)["reason"] == "no contact with attempt 1 for 25 s"
     assert client.get(f"{JOB}/desired").json()["restore"]["id"] == placed["id"]
     assert read(client, placed)["cancellable"] is True
     assert order(client, iteration=20).status_code == 409
@@ -641,7 +641,7 @@ def test_what_nobody_tells_of_an_unknown_restore_ends_in_time(job, client, clock
     for later in (25, 3600):
         watch(client, clock.now + later)
     assert [one["state"] for one in read(client, placed)["transitions"]][-2:] == ["unknown", "expired"]
-    assert read(client, placed)["reason"] == "no further report of it within 60 minutes"
+    assert read(client, placed)["reason"] == "no further report of it within 1 h"
     assert client.get(f"{JOB}/desired").json()["restore"] is None
 
 
@@ -669,7 +669,7 @@ def test_an_unknown_restore_is_shown_as_one(job, client, clock):
     watch(client, clock.now)
     page = client.get("/jobs/char-gpt").text
     assert '<section class="restore-status" data-state="unknown"' in page
-    assert "no contact with attempt 1 for 25 seconds" in page
+    assert "no contact with attempt 1 for 25 s" in page
     assert 'data-state="unknown" aria-current="step"' in page
 
 

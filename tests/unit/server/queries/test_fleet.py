@@ -40,7 +40,7 @@ def test_a_job_that_is_not_heard_any_more_is_silent(agent, client, clock):
     agent.start()
     agent.train(1)
     clock.now += 120
-    assert status(client) == ("silent", "no report for 2 minutes")
+    assert status(client) == ("silent", "no report for 2 min")
     agent.say()
     assert status(client)[0] == "running"
 

@@ -217,7 +217,7 @@ def test_stalls_orders_edits_and_attempts_are_on_the_timeline(job, client):
             "abandoned": False,
         }
     ]  # fmt: skip
-    assert [one["summary"] for one in timeline["edits"]] == ["restore to 10", "budget script default → 2%"]
+    assert [one["summary"] for one in timeline["edits"]] == ["restore to 10", "budget script default → 2 %"]
     assert [one["state"] for one in timeline["orders"]] == ["requested"]
     assert [(one["attempt"], one["finished"]) for one in timeline["attempts"]] == [(1, "finished")]
 

@@ -1,11 +1,14 @@
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
 import { age, count, duration, metric, metricLabels, percent, size, sizes } from "../../../../web/holdfast_web/static/timeline/format.js";
 
-test("durations have the unit that suits their size", () => {
-  const cases = [[0, "0 s"], [1.2e-6, "1.2 µs"], [0.0384, "38 ms"], [0.9994, "999 ms"], [0.38, "380 ms"], [4.12, "4.1 s"], [119.7, "2 min"], [200, "3 min 20 s"], [7500, "2 h 5 min"], [90000, "1 d 1 h"]];
-  for (const [seconds, text] of cases) assert.equal(duration(seconds), text);
+test("figures read as in the log of the agent", () => {
+  const cases = JSON.parse(readFileSync(new URL("../../../support/formats.json", import.meta.url)));
+  const formats = { duration, percent, size };
+  assert.deepEqual(Object.keys(cases).sort(), Object.keys(formats));
+  for (const [name, format] of Object.entries(formats)) for (const [value, text] of cases[name]) assert.equal(format(value), text);
 });
 
 test("missing and non-finite values are named", () => {
@@ -24,11 +27,9 @@ test("a checkpoint of unknown size, as the copy that a fork begins with, has a d
   assert.equal(sizes({ payload_bytes: 0, reused_bytes: 0 }), "–");
 });
 
-test("figures have three significant digits", () => {
-  assert.deepEqual([percent(0.0281), percent(0.00005), percent(1)], ["2.81 %", "0.01 %", "100 %"]);
-  assert.deepEqual([size(999), size(999_499), size(999_600)], ["999 B", "999 kB", "1.00 MB"]);
-  assert.equal(sizes({ payload_bytes: 54e9, reused_bytes: 0 }), "54.0 GB");
-  assert.equal(sizes({ payload_bytes: 54e9, reused_bytes: 53_850_000_000 }), "54.0 GB (150 MB written)");
+test("sizes name what was written, and metrics have five digits", () => {
+  assert.equal(sizes({ payload_bytes: 54e9, reused_bytes: 0 }), "54 GB");
+  assert.equal(sizes({ payload_bytes: 54e9, reused_bytes: 53_850_000_000 }), "54 GB (150 MB written)");
   assert.deepEqual([metric(2.345678), metric(0.00001), count(1234567)], ["2.3457", "1.000e-5", "1,234,567"]);
 });
 

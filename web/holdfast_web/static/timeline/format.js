@@ -19,7 +19,7 @@ export function size(bytes) {
     scaled /= 1000;
     unit += 1;
   }
-  return unit === 0 ? `${bytes} B` : `${significant(scaled)} ${units[unit]}`;
+  return unit === 0 ? `${bytes} B` : `${Number(scaled.toPrecision(3))} ${units[unit]}`;
 }
 
 /** Return the state of a checkpoint; "retired" if retention deleted it. */
@@ -88,12 +88,6 @@ const fixed = (value, decimals) => {
   return formats[decimals].format(value);
 };
 
-function significant(value, digits = 3) {
-  if (value === 0) return "0";
-  const rounded = Number(value.toPrecision(digits)); // 0.9996 is 1.00, not 1.000
-  return fixed(value, Math.max(0, digits - 1 - Math.floor(Math.log10(Math.abs(rounded)))));
-}
-
 const nonFinite = (value) => (Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞");
 
 export function duration(seconds) {
@@ -101,9 +95,9 @@ export function duration(seconds) {
   if (!Number.isFinite(seconds)) return nonFinite(seconds);
   const size = Math.abs(seconds);
   if (size === 0) return "0 s";
-  if (size < 0.9995e-3) return `${significant(seconds * 1e6, 2)} µs`;
-  if (size < 0.9995) return `${significant(seconds * 1e3, size >= 0.1 ? 3 : 2)} ms`;
-  if (size < 59.95) return `${seconds.toFixed(1)} s`;
+  if (size < 0.9995e-3) return `${Number((seconds * 1e6).toPrecision(2))} µs`;
+  if (size < 0.9995) return `${Number((seconds * 1e3).toPrecision(size >= 0.1 ? 3 : 2))} ms`;
+  if (size < 59.95) return `${Number(seconds.toFixed(1))} s`;
   const units = [[86400, "d", 3600, "h"], [3600, "h", 60, "min"], [60, "min", 1, "s"]];
   for (const [unit, name, part, partName] of units) {
     const parts = Math.round(size / part);
