@@ -221,6 +221,7 @@ class Boundary:
             self._collective_call()
         if self._saver.unprepared:
             self._saver.prepare(self._training.outline)
+            self._report_structure()
         self._meter.begin_iteration(in_flight=self._saver.active)
 
     # Reading what a decision depends on
@@ -316,6 +317,13 @@ class Boundary:
             )
             self._controller.started(self._position.iteration)
             self._taken_at = time.monotonic()
+        self._report_structure()
+        if (what := self._training.replay_notice()) is not None:
+            self._reporter.notice("warning", "cuda_graph", what)
+        self._meter.clock.stall("snapshot_wait", time.perf_counter() - started)
+
+    def _report_structure(self) -> None:
+        """Report a change of the objects after which this script could not resume when it starts again."""
         if (change := self._training.structure_change()) is not None:
             self._reporter.notice(
                 "warning",
@@ -324,9 +332,6 @@ class Boundary:
                 f"{self._position.iteration:,} on cannot be loaded when this script restarts. Compared with a "
                 f"checkpoint of the start: {change}. Have the script make this change before session.resume()",
             )
-        if (what := self._training.replay_notice()) is not None:
-            self._reporter.notice("warning", "cuda_graph", what)
-        self._meter.clock.stall("snapshot_wait", time.perf_counter() - started)
 
     def _restore(self, target: RestoreTarget) -> None:
         self._meter.update_controller()

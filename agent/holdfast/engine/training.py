@@ -109,6 +109,8 @@ class Training:
         self._unknown_buckets: set[str] = set()
         """Names of DistributedDataParallel modules whose unknown buckets were reported."""
         self._round_trip: RoundTrip | None = None
+        self._outlined: object = None
+        """`CapturedState.structure` that `_round_trip` describes; `None` once it is that of a checkpoint."""
         self._start: tuple[dict[str, Any], Shapes] | None = None
         """Trees and shapes at the start of training, until a structural change was reported."""
         self._structure: object = None
@@ -278,7 +280,7 @@ class Training:
         if self._watch is not None:
             self._watch.begin()
         try:
-            start = self.outline()
+            start = self._capture(gradients=False, reducers={})
             self._start, self._compared = (as_stored(start.trees), shapes_of(start)), start.structure
         except Exception as error:  # the first checkpoint reports it
             logger.debug("the structure of the state is not known: %s", error)
@@ -299,8 +301,11 @@ class Training:
         return None
 
     def outline(self) -> CapturedState:
-        """Return what a capture will most likely consist of."""
-        return self._capture(gradients=False, reducers={})
+        """Return what a capture will most likely consist of, with the check that it can be loaded."""
+        captured = self._capture(gradients=False, reducers={})
+        self._structure = self._outlined = captured.structure
+        self._round_trip = captured.round_trip = self.registry.round_trip(captured)
+        return captured
 
     def capture(self) -> CapturedState:
         """Capture the state of this instant. TypeError names what cannot be stored."""
@@ -308,8 +313,10 @@ class Training:
         if self._watch is not None:
             self._watch.captured(captured)
         self._structure = captured.structure
-        if self._round_trip is None or not self._round_trip.holds:
+        is_known = self._outlined is None or self._outlined is captured.structure
+        if self._round_trip is None or not self._round_trip.holds or not is_known:
             self._round_trip = captured.round_trip = self.registry.round_trip(captured)
+            self._outlined = None
         if self._ranks.world_size > 1:
             # ranks that count iterations differently would store different moments under one number. A loader that
             # is not shared among ranks is left out: some ranks alone may read it, for example for a validation

@@ -107,17 +107,18 @@ class Snapshotter:
             return self._changed.wait_for(lambda: self.free, timeout_seconds)
 
     def prepare(self, captured: CapturedState) -> None:
-        """Allocate memory for snapshots of a state in the background; `begin` reports a failure."""
+        """Allocate memory for snapshots of a state in the background, and check that it could be loaded."""
         taken = list(self._free)
 
         def reserve() -> None:
             for layout in taken:
                 try:
                     layout.fit(captured)
-                except (
-                    Exception
-                ) as error:  # keep the copying thread alive; `begin` fails the same way and reports it
-                    logger.debug("no arena yet: %s", error)
+                    if (check := captured.round_trip) is not None and not check.holds:
+                        check.require_same(captured.trees, layout.slots, layout.views, captured.shards)
+                # keep the copying thread alive; the first checkpoint fails the same way and reports it
+                except Exception as error:
+                    logger.debug("not prepared for the first checkpoint: %s", error)
                 finally:
                     self._release(layout)
 
