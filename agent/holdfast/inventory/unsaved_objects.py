@@ -35,6 +35,7 @@ class UnsavedObjects:
         stepped: optimizers that made a step since the last call of `found`, by identity.
         drawn_from: loaders that gave a batch since then.
         known: receives the optimizers of which nothing more is to be found.
+        known_loaders: receives the loaders that were examined.
     """
 
     def __init__(
@@ -43,9 +44,11 @@ class UnsavedObjects:
         stepped: dict[int, weakref.ref[Optimizer]],
         drawn_from: weakref.WeakSet[DataLoader],
         known: weakref.WeakSet[Optimizer],
+        known_loaders: weakref.WeakSet[DataLoader],
     ) -> None:
         self._registry = registry
         self._stepped, self._drawn_from, self._known = stepped, drawn_from, known
+        self._known_loaders = known_loaders
         self._reported_loaders: list[DataLoader] = []
         self._iterations: dict[int, tuple[weakref.ref[Optimizer], int]] = {}
         """Optimizers with the number of iterations in which they made a step, up to 2."""
@@ -72,6 +75,7 @@ class UnsavedObjects:
     def _unsaved_loaders(self, loaders: Collection[Any]) -> Iterator[str]:
         while self._drawn_from:
             loader = self._drawn_from.pop()
+            self._known_loaders.add(loader)
             if not any(each is loader for each in (*loaders, *self._reported_loaders)):
                 self._reported_loaders.append(loader)
                 keyword = unused_keyword("loader", self._registry.given)

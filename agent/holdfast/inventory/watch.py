@@ -29,7 +29,8 @@ class Inventory:
         """Optimizers that made a step since the last boundary, by identity, unless they are known."""
         self._drawn_from: weakref.WeakSet[DataLoader] = weakref.WeakSet()
         known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._objects = UnsavedObjects(registry, self._stepped, self._drawn_from, known)
+        self._known_loaders: weakref.WeakSet[DataLoader] = weakref.WeakSet()
+        self._objects = UnsavedObjects(registry, self._stepped, self._drawn_from, known, self._known_loaders)
         self._changing = ChangingState(registry)
         self._batch_counts: list[int] = []
         """Batches of `session.batches` in each of the first iterations after a resume."""
@@ -91,7 +92,8 @@ class Inventory:
         messages: list[tuple[str, str]] = []
         if self._messages:
             messages, self._messages = self._messages, messages
-        if self._stepped or self._drawn_from or self._objects.untrained.other is not None:
+        is_known = self._drawn_from <= self._known_loaders
+        if self._stepped or not is_known or self._objects.untrained.other is not None:
             messages += self._objects.found(loaders())
         if iteration >= self._changing.wakes_at:
             messages += [("inventory", each) for each in self._changing.found(iteration)]
