@@ -24,7 +24,7 @@ from holdfast_server.core.principal import Principal
 from holdfast_server.db import Database
 from holdfast_server.http.dependencies import Asker, Config, Db, Now, Who
 from holdfast_server.queries.fleet import projects_of
-from holdfast_web.alerts import context
+from holdfast_web.alerts import views
 from holdfast_web.shared import forms
 from holdfast_web.shared.routing import Htmx, Text, local_path
 
@@ -43,10 +43,10 @@ async def _question(
     severity: str = "",
     rule: str = "",
     search: str = "",
-) -> context.AlertQuery:
-    return context.AlertQuery(
-        state=next((known for known in context.STATES if known == state), "open"),
-        group=group if group in context.GROUPINGS else "rule",
+) -> views.AlertQuery:
+    return views.AlertQuery(
+        state=next((known for known in views.STATES if known == state), "open"),
+        group=group if group in views.GROUPINGS else "rule",
         project=project,
         severity=severity if severity in SEVERITIES else "",
         rule=rule,
@@ -58,14 +58,14 @@ async def _rows(
     db: Db,
     now: Now,
     asker: Asker,
-    question: Annotated[context.AlertQuery, Depends(_question)],
+    question: Annotated[views.AlertQuery, Depends(_question)],
     before: Annotated[int | None, Query(ge=0, le=MAX_INTEGER)] = None,
-) -> Callable[[], context.AlertRows]:
+) -> Callable[[], views.AlertRows]:
     """Return a function that reads the rows, for the thread of the route."""
-    return partial(context.alert_rows, db, asker, question, now=now, before=before)
+    return partial(views.alert_rows, db, asker, question, now=now, before=before)
 
 
-Rows = Annotated[Callable[[], context.AlertRows], Depends(_rows)]
+Rows = Annotated[Callable[[], views.AlertRows], Depends(_rows)]
 
 
 @router.endpoint("GET", "/alerts", access=LISTS)
@@ -141,7 +141,7 @@ def _done(back: str, htmx: bool) -> Response:
 
 @router.endpoint("GET", "/projects/{project}/alert-rules", access=PROJECT_VIEW)
 def rules_page(project: str, db: Db, asker: Asker) -> Response:
-    return context.rules_page(db, asker, project).response()
+    return views.rules_page(db, asker, project).response()
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def _save_rule(
     except UnknownProject:
         raise
     except RequestRefused as refusal:
-        page = replace(context.rules_page(db, asker, project), refused=str(refusal), refused_rule=name)
+        page = replace(views.rules_page(db, asker, project), refused=str(refusal), refused_rule=name)
         return page.response(refusal.status)
     return RedirectResponse(f"/projects/{project}/alert-rules#rule-{name}", 303)
 
@@ -215,7 +215,7 @@ def remove_rule(project: str, rule: str, db: Db, now: Now, who: Who) -> Response
 
 @router.endpoint("GET", "/projects/{project}/alert-channels", access=PROJECT_ADMIN)
 def channels_page(project: str, db: Db, now: Now, config: Config) -> Response:
-    return context.channels_page(db, config.alerts, project, now).response()
+    return views.channels_page(db, config.alerts, project, now).response()
 
 
 @router.endpoint("POST", "/projects/{project}/alert-channels", access=PROJECT_ADMIN)
@@ -237,10 +237,10 @@ def new_channel(
     except UnknownProject:
         raise
     except RequestRefused as refusal:
-        page = context.channels_page(db, config.alerts, project, now)
+        page = views.channels_page(db, config.alerts, project, now)
         return replace(page, refused=str(refusal), typed=typed).response(refusal.status)
     # no redirect: only this answer contains the secret
-    return replace(context.channels_page(db, config.alerts, project, now), made=made).response()
+    return replace(views.channels_page(db, config.alerts, project, now), made=made).response()
 
 
 @router.endpoint("POST", "/projects/{project}/alert-channels/{channel}/remove", access=PROJECT_ADMIN)

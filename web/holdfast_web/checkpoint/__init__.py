@@ -1,4 +1,4 @@
 """The page of one checkpoint: its cost, retention, verification, comparison and forks.
 
-Entry point: `routes.router`; `context` has the views. May import `job` and `shared`.
+Entry point: `routes.router`; `views` has the views. May import `job` and `shared`.
 """

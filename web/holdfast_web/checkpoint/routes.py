@@ -18,8 +18,8 @@ from holdfast_server.http.dependencies import Db, Now, Who
 from holdfast_server.queries.job_view import view_job
 from holdfast_server.queries.summaries import job_summary
 from holdfast_server.queries.timeline import story
-from holdfast_web.checkpoint import context
-from holdfast_web.job.context import FieldInput
+from holdfast_web.checkpoint import views
+from holdfast_web.job.views import FieldInput
 from holdfast_web.shared.routing import Text
 
 router = Router()
@@ -31,7 +31,7 @@ def checkpoint_page(
     tensors: str = "", fork: str = "",
 ) -> Response:  # fmt: skip
     with view_job(db, job, now=now) as view:
-        page = context.checkpoint_page(view, checkpoint, other=other, all_tensors=tensors == "all", fork=fork)
+        page = views.checkpoint_page(view, checkpoint, other=other, all_tensors=tensors == "all", fork=fork)
     return page.response()
 
 
@@ -39,7 +39,7 @@ def checkpoint_page(
 def verification(job: str, checkpoint: str, db: Db, now: Now) -> Response:
     """Return the progress of a verification; after the verdict, make the browser reload the page."""
     with view_job(db, job, now=now) as view:
-        part = context.verification_part(job_summary(view), story(view, checkpoint), now)
+        part = views.verification_part(job_summary(view), story(view, checkpoint), now)
     return part.response(headers={} if part.verification.open else {"HX-Refresh": "true"})
 
 
@@ -49,7 +49,7 @@ def verify(job: str, checkpoint: str, db: Db, who: Who, now: Now, against: Text 
         verifications.verify(db, job, checkpoint, against=against or None, who=who, now=now)
     except NotPossible as refusal:
         with view_job(db, job, now=now) as view:
-            page = context.checkpoint_page(view, checkpoint, other=against, verify_refusal=str(refusal))
+            page = views.checkpoint_page(view, checkpoint, other=against, verify_refusal=str(refusal))
         return page.response(refusal.status)
     return _back(job, checkpoint, "verify", against)
 
@@ -67,7 +67,7 @@ def pin(job: str, checkpoint: str, db: Db, who: Who, now: Now, pinned: Text) -> 
         control.change_checkpoint(db, job, checkpoint, changes, who=who, now=now)
     except NotPossible as refusal:
         with view_job(db, job, now=now) as view:
-            page = context.checkpoint_page(view, checkpoint, refusal=str(refusal))
+            page = views.checkpoint_page(view, checkpoint, refusal=str(refusal))
         return page.response(refusal.status)
     return _back(job, checkpoint, "retention-section")
 
@@ -78,7 +78,7 @@ def label(job: str, checkpoint: str, db: Db, who: Who, now: Now, label: Text = "
         control.change_checkpoint(db, job, checkpoint, CheckpointChanges(label=label), who=who, now=now)
     except InvalidSetting as refusal:
         with view_job(db, job, now=now) as view:
-            page = context.checkpoint_page(view, checkpoint, typed=FieldInput(value=label, error=str(refusal)))
+            page = views.checkpoint_page(view, checkpoint, typed=FieldInput(value=label, error=str(refusal)))
         return page.response(refusal.status)
     return _back(job, checkpoint, "retention-section")
 

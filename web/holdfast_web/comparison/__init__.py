@@ -1,4 +1,4 @@
 """The comparison of jobs, forks and lineages on one chart.
 
-Entry point: `routes.router`; `context` has the view, `plot` the geometry of the charts. May import `shared`.
+Entry point: `routes.router`; `views` has the view, `plot` the geometry of the charts. May import `shared`.
 """

@@ -13,7 +13,7 @@ from holdfast_server.core.access import LISTS
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.http.dependencies import Asker, Db, Now
 from holdfast_server.queries.comparison import ComparisonQuery
-from holdfast_web.comparison import context
+from holdfast_web.comparison import views
 from holdfast_web.shared import forms
 
 MOST_SMOOTHING = 0.99
@@ -56,8 +56,8 @@ def compare(
         start=_place("from", start),
         end=_place("to", end),
     )
-    address = context.ComparisonAddress(query=query, chosen=chosen, smoothing=weight, logarithmic=bool(log))
-    return context.comparison_page(db, address, asker, now=now).response()
+    address = views.ComparisonAddress(query=query, chosen=chosen, smoothing=weight, logarithmic=bool(log))
+    return views.comparison_page(db, address, asker, now=now).response()
 
 
 def _place(field: str, text: str) -> float | None:

@@ -23,7 +23,7 @@ from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, Now, StreamPlace
 from holdfast_server.queries.fleet import MOST_ROWS, PAGE_ROWS, FleetQuery, FleetSort
 from holdfast_server.records.job_status import STATUSES
-from holdfast_web.fleet import context
+from holdfast_web.fleet import views
 from holdfast_web.shared import forms
 from holdfast_web.shared.routing import Text, local_path
 
@@ -83,8 +83,8 @@ def _labels(typed: str) -> tuple[str, ...]:
 
 async def _hidden(hide: Annotated[list[str] | None, Query()] = None) -> frozenset[str]:
     for column in hide or ():
-        if column not in context.COLUMNS:
-            raise InvalidSetting("hide", f"unknown column {column!r}; use some of {', '.join(context.COLUMNS)}")
+        if column not in views.COLUMNS:
+            raise InvalidSetting("hide", f"unknown column {column!r}; use some of {', '.join(views.COLUMNS)}")
     return frozenset(hide or ())
 
 
@@ -94,13 +94,13 @@ Hidden = Annotated[frozenset[str], Depends(_hidden)]
 
 async def _rows(
     db: Db, now: Now, asker: Asker, request: Request, question: Asked, hidden: Hidden
-) -> Callable[[], context.FleetRows]:
+) -> Callable[[], views.FleetRows]:
     """Return a function that reads the rows, for the thread of the route."""
     server = f"{request.url.scheme}://{request.url.netloc or f'127.0.0.1:{DEFAULT_PORT}'}"
-    return partial(context.fleet_rows, db, question, hidden=hidden, asker=asker, server=server, now=now)
+    return partial(views.fleet_rows, db, question, hidden=hidden, asker=asker, server=server, now=now)
 
 
-Rows = Annotated[Callable[[], context.FleetRows], Depends(_rows)]
+Rows = Annotated[Callable[[], views.FleetRows], Depends(_rows)]
 
 
 @router.endpoint("GET", "/", access=LISTS)
@@ -139,7 +139,7 @@ def confirm(
     preview = bulk.change(db, selected, asker=asker, now=now)
     ended = bulk.not_running(db, [one.job for one in preview.outcomes if not one.refusal], now=now)
     value = (write_budget if action == "write_budget" else budget).strip()
-    shown = context.bulk_confirmation(selected.action, preview, ended, value=value, back=back)
+    shown = views.bulk_confirmation(selected.action, preview, ended, value=value, back=back)
     return shown.response()
 
 
@@ -166,9 +166,9 @@ def change(
         write_budget=forms.write_budget(write_budget) if action == "write_budget" else None,
     )
     result = bulk.change(db, wanted, asker=asker, now=now)
-    words = context.ACTIONS[wanted.action][1]
+    words = views.ACTIONS[wanted.action][1]
     back = local_path(back)
-    return context.BulkPage(action=wanted.action, outcomes=result.outcomes, words=words, back=back).response()
+    return views.BulkPage(action=wanted.action, outcomes=result.outcomes, words=words, back=back).response()
 
 
 def _action(typed: str) -> BulkAction:

@@ -18,7 +18,7 @@ from holdfast_server.core.access import OPERATE
 from holdfast_server.core.errors import InvalidSetting, NotPossible
 from holdfast_server.http.dependencies import Db, Now, Who
 from holdfast_server.queries.job_view import find_job, view_job
-from holdfast_web.job import context
+from holdfast_web.job import views
 from holdfast_web.shared import forms
 from holdfast_web.shared.render import View
 from holdfast_web.shared.routing import Htmx, Text
@@ -97,5 +97,5 @@ def _do(act: Callable[[], object], dialog: AnnotationDialog, db: Db, now: float,
     if not htmx:
         return RedirectResponse(f"/jobs/{dialog.job}#annotations", 303)
     with view_job(db, dialog.job, now=now) as view:
-        live = context.job_live(view)
+        live = views.job_live(view)
     return live.response(headers={"HX-Trigger": "holdfast:annotated"})

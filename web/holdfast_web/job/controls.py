@@ -19,7 +19,7 @@ from holdfast_server.core.errors import RequestRefused, UnknownJob, UnknownOrder
 from holdfast_server.http.dependencies import Db, Now, Who
 from holdfast_server.queries import summaries
 from holdfast_server.queries.job_view import JobView, view_job
-from holdfast_web.job import context
+from holdfast_web.job import views
 from holdfast_web.shared import forms
 from holdfast_web.shared.routing import Htmx, Text
 
@@ -29,7 +29,7 @@ router = Router()
 @router.endpoint("GET", "/jobs/{job}/controls", access=VIEW)
 def job_controls(job: str, db: Db, now: Now) -> Response:
     with view_job(db, job, now=now) as view:
-        shown = context.controls_of(view)
+        shown = views.controls_of(view)
     return shown.response()
 
 
@@ -40,7 +40,7 @@ def job_preview(job: str, db: Db, now: Now, budget: str = "", every: str = "") -
     return preview.response(422 if preview.error else 200)
 
 
-def _preview(view: JobView, job: JobSummary, *, budget: str = "", every: str = "") -> context.PreviewPart:
+def _preview(view: JobView, job: JobSummary, *, budget: str = "", every: str = "") -> views.PreviewPart:
     try:
         answer = plans.preview_settings(
             view.job,
@@ -48,8 +48,8 @@ def _preview(view: JobView, job: JobSummary, *, budget: str = "", every: str = "
             every=forms.interval(every) if every else None,
         )
     except RequestRefused as refusal:
-        return context.PreviewPart(job=job, plan=None, in_force=None, why_none="", error=str(refusal))
-    return context.preview_part(job, answer)
+        return views.PreviewPart(job=job, plan=None, in_force=None, why_none="", error=str(refusal))
+    return views.preview_part(job, answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +83,20 @@ class _ControlForm:
             return self._refused(form, refusal, typed, hold)
         if self.htmx:
             with view_job(self.db, self.job, now=self.now) as view:
-                shown = context.controls_of(view)
+                shown = views.controls_of(view)
             return shown.response()
         return RedirectResponse(f"/jobs/{self.job}#controls", 303)
 
     def _refused(self, form: str, refusal: RequestRefused, typed: str, hold: str) -> Response:
         with view_job(self.db, self.job, now=self.now) as view:
-            shown = context.controls_of(view)
+            shown = views.controls_of(view)
             if isinstance(refusal, VersionConflict) and form == "budget":
                 shown = replace(shown, preview=_preview(view, shown.job, budget=typed))
-            live = None if self.htmx else context.job_live(view)
-        shown = context.refused_controls(shown, form, typed, refusal, hold=hold)
+            live = None if self.htmx else views.job_live(view)
+        shown = views.refused_controls(shown, form, typed, refusal, hold=hold)
         if live is None:
             return shown.response(refusal.status)
-        return context.job_page(live, shown).response(refusal.status)
+        return views.job_page(live, shown).response(refusal.status)
 
 
 Form = Annotated[_ControlForm, Depends()]

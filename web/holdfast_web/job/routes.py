@@ -25,12 +25,12 @@ from holdfast_server.core.errors import (
 from holdfast_server.http.dependencies import Asker, Clock, Db, Now, SharedAnswers, Who
 from holdfast_server.queries import summaries
 from holdfast_server.queries.job_view import view_job
-from holdfast_web.job import context
+from holdfast_web.job import views
 from holdfast_web.shared.render import HEADERS
 from holdfast_web.shared.routing import Htmx, Text
 
-Points = Annotated[int, AfterValidator(lambda asked: min(max(asked, context.POINTS_SHOWN), context.POINTS_MOST))]
-Edits = Annotated[int, AfterValidator(lambda asked: min(max(asked, context.EDITS_SHOWN), context.EDITS_MOST))]
+Points = Annotated[int, AfterValidator(lambda asked: min(max(asked, views.POINTS_SHOWN), views.POINTS_MOST))]
+Edits = Annotated[int, AfterValidator(lambda asked: min(max(asked, views.EDITS_SHOWN), views.EDITS_MOST))]
 
 router = Router()
 
@@ -47,13 +47,13 @@ def job_page(
     job: str,
     db: Db,
     now: Now,
-    points: Points = context.POINTS_SHOWN,
-    edits: Edits = context.EDITS_SHOWN,
+    points: Points = views.POINTS_SHOWN,
+    edits: Edits = views.EDITS_SHOWN,
 ) -> Response:
     with view_job(db, job, now=now) as view:
-        live = context.job_live(view, points_limit=points, edits_limit=edits)
-        shown = context.controls(view, live.job, live.changes)
-    return context.job_page(live, shown).response()
+        live = views.job_live(view, points_limit=points, edits_limit=edits)
+        shown = views.controls(view, live.job, live.changes)
+    return views.job_page(live, shown).response()
 
 
 @router.endpoint("GET", "/jobs/{job}/live", access=VIEW)
@@ -64,15 +64,15 @@ async def live_parts(
     shared: SharedAnswers,
     request: Request,
     asker: Asker,
-    points: Points = context.POINTS_SHOWN,
-    edits: Edits = context.EDITS_SHOWN,
+    points: Points = views.POINTS_SHOWN,
+    edits: Edits = views.EDITS_SHOWN,
 ) -> Response:
     limits = {"points_limit": points, "edits_limit": edits}
     encoding = encoding_for(request.headers.get("Accept-Encoding", ""))
 
-    def read() -> context.JobLive:
+    def read() -> views.JobLive:
         with view_job(db, job, now=clock()) as view:
-            return context.job_live(view, **limits)
+            return views.job_live(view, **limits)
 
     async def ask() -> EncodedBody:
         live = await shared.answer(job, ("data", *limits.values()), partial(db.ask, "pages", read))
@@ -84,16 +84,16 @@ async def live_parts(
 
 
 @router.endpoint("GET", "/jobs/{job}/history", access=VIEW)
-def job_history(job: str, db: Db, now: Now, edits: Edits = context.EDITS_SHOWN) -> Response:
+def job_history(job: str, db: Db, now: Now, edits: Edits = views.EDITS_SHOWN) -> Response:
     with view_job(db, job, now=now) as view:
-        part = context.history_part(view, summaries.job_summary(view), limit=edits)
+        part = views.history_part(view, summaries.job_summary(view), limit=edits)
     return part.response()
 
 
 @router.endpoint("GET", "/jobs/{job}/points", access=VIEW)
-def job_points(job: str, db: Db, now: Now, points: Points = context.POINTS_SHOWN) -> Response:
+def job_points(job: str, db: Db, now: Now, points: Points = views.POINTS_SHOWN) -> Response:
     with view_job(db, job, now=now) as view:
-        part = context.points_part(view, summaries.job_summary(view), limit=points)
+        part = views.points_part(view, summaries.job_summary(view), limit=points)
     return part.response()
 
 
@@ -112,14 +112,14 @@ PlanInputs = Annotated[dict[str, str], Depends(_plan_inputs)]
 @router.endpoint("GET", "/jobs/{job}/plan", access=VIEW)
 def job_plan(job: str, db: Db, now: Now, typed: PlanInputs, htmx: Htmx = False) -> Response:
     with view_job(db, job, now=now) as view:
-        part = context.plan_part(view, typed)
+        part = views.plan_part(view, typed)
     return part.part_or_page(htmx, 422 if part.answer.error else 200)
 
 
 @router.endpoint("GET", "/jobs/{job}/plan/answer", access=VIEW)
 def job_plan_answer(job: str, db: Db, now: Now, typed: PlanInputs) -> Response:
     with view_job(db, job, now=now) as view:
-        answer = context.plan_part(view, typed).answer
+        answer = views.plan_part(view, typed).answer
     return answer.response(422 if answer.error else 200)
 
 
@@ -142,7 +142,7 @@ def restore_dialog(
     htmx: Htmx = False,
 ) -> Response:
     with view_job(db, job, now=now) as view:
-        dialog = context.restore_dialog(
+        dialog = views.restore_dialog(
             view, checkpoint=checkpoint, asked=iteration, before=before, degraded=degraded
         )
     return dialog.part_or_page(htmx, 422 if dialog.refusal else 200)
@@ -161,7 +161,7 @@ def order_restore(
         raise
     except RequestRefused as refusal:
         with view_job(db, job, now=now) as view:
-            dialog = context.restore_dialog(
+            dialog = views.restore_dialog(
                 view, checkpoint=checkpoint, refusal=str(refusal), degraded=wants_degraded
             )
         return dialog.part_or_page(htmx, 409 if isinstance(refusal, OpenOrder) else 422)
@@ -188,7 +188,7 @@ def delete_dialog(job: str, db: Db, now: Now, htmx: Htmx = False) -> Response:
 
 def _delete_dialog(db: Db, job: str, now: float, htmx: bool, *, refusal: str = "") -> Response:
     with view_job(db, job, now=now) as view:
-        dialog = context.DeleteDialog(job=summaries.job_summary(view), refusal=refusal, now=now)
+        dialog = views.DeleteDialog(job=summaries.job_summary(view), refusal=refusal, now=now)
     return dialog.part_or_page(htmx, 409 if refusal else 200)
 
 
@@ -205,5 +205,5 @@ def delete_job(job: str, db: Db, who: Who, now: Now, htmx: Htmx = False) -> Resp
 
 def _moved(db: Db, job: str, now: float, event: str) -> Response:
     with view_job(db, job, now=now) as view:
-        live = context.job_live(view)
+        live = views.job_live(view)
     return live.response(headers={"HX-Trigger": event})

@@ -1,4 +1,4 @@
 """The pages under /settings: a person's own account, keys, people and projects.
 
-Entry point: `routes.router`; `context` has the views. May import `accounts` and `shared`.
+Entry point: `routes.router`; `views` has the views. May import `accounts` and `shared`.
 """

@@ -26,7 +26,7 @@ from holdfast_server.core.principal import SCOPES, Role
 from holdfast_server.http.dependencies import Asker, Config, Db, Now
 from holdfast_server.http.services import services_of
 from holdfast_web.accounts.routes import public_address, remember_device, sentence, visitor
-from holdfast_web.settings import context
+from holdfast_web.settings import views
 from holdfast_web.shared.routing import Text, headers_of
 
 NO_ACCOUNTS = "This server has no accounts. Start it with `holdfast serve --accounts`."
@@ -40,7 +40,7 @@ async def _require_accounts(request: Request) -> None:
 router = Router("/settings", dependencies=[Depends(_require_accounts)])
 
 
-def _refused(page: context.SettingsPage, refusal: RequestRefused, **typed: Any) -> Response:
+def _refused(page: views.SettingsPage, refusal: RequestRefused, **typed: Any) -> Response:
     """Answer with the page as it is now, the text that was typed, and the reason of the refusal."""
     shown = replace(page, refused=sentence(refusal), **typed)
     return shown.response(refusal.status, headers_of(refusal))
@@ -53,8 +53,8 @@ def _refused(page: context.SettingsPage, refusal: RequestRefused, **typed: Any) 
 def you(request: Request, db: Db, asker: Asker, now: Now) -> Response:
     auth = services_of(request.app).auth
     if not auth.has_accounts:
-        return context.NoAccountsPage(shared=isinstance(auth, SharedSecretAuth)).response()
-    return context.you_page(db, asker, now).response()
+        return views.NoAccountsPage(shared=isinstance(auth, SharedSecretAuth)).response()
+    return views.you_page(db, asker, now).response()
 
 
 @router.endpoint("POST", "/password", access=PERSON, threads="accounts")
@@ -65,9 +65,9 @@ def change_password(
         sign_ins.check_password(db, asker.name, present, visitor(request), now=now)
         people.change_password(db, asker.name, password, keep=asker.sign_in_id, now=now)
     except RequestRefused as refusal:
-        return _refused(context.you_page(db, asker, now), refusal)
+        return _refused(views.you_page(db, asker, now), refusal)
     done = "Your password is changed, and your other browsers are signed out."
-    response = replace(context.you_page(db, asker, now), done=done).response()
+    response = replace(views.you_page(db, asker, now), done=done).response()
     remember_device(request, response, sign_ins.new_device(db, asker.name))
     return response
 
@@ -89,7 +89,7 @@ def end_session(sign_in: str, db: Db, asker: Asker, now: Now) -> Response:
 
 @router.endpoint("GET", "/keys", access=PERSON)
 def list_keys(db: Db, asker: Asker, now: Now) -> Response:
-    return context.keys_page(db, asker, now).response()
+    return views.keys_page(db, asker, now).response()
 
 
 @router.endpoint("POST", "/keys", access=AccessRule(audience="person", recent_password=True))
@@ -111,8 +111,8 @@ def create_key(
         )
         secret, _ = tokens.create(db, wish, maker=asker, now=now)
     except RequestRefused as refusal:
-        return _refused(context.keys_page(db, asker, now), refusal, typed=typed)
-    return replace(context.keys_page(db, asker, now), secret=secret).response()
+        return _refused(views.keys_page(db, asker, now), refusal, typed=typed)
+    return replace(views.keys_page(db, asker, now), secret=secret).response()
 
 
 def _seconds(text: str) -> float | None:
@@ -133,7 +133,7 @@ def revoke_key(prefix: str, db: Db, asker: Asker, now: Now) -> Response:
 
 @router.endpoint("GET", "/people", access=SERVER_ADMIN)
 def list_people(db: Db, asker: Asker, now: Now) -> Response:
-    return context.people_page(db, asker, now).response()
+    return views.people_page(db, asker, now).response()
 
 
 @router.endpoint("POST", "/people", access=SERVER_GRANT)
@@ -141,16 +141,16 @@ def add_person(request: Request, db: Db, asker: Asker, now: Now, config: Config,
     try:
         added, code = people.add(db, name, who=asker.name, now=now)
     except RequestRefused as refusal:
-        return _refused(context.people_page(db, asker, now), refusal, typed=name)
+        return _refused(views.people_page(db, asker, now), refusal, typed=name)
     link = f"{public_address(request, config)}/reset#{code}"
-    return replace(context.people_page(db, asker, now), link=link, link_for=added).response()
+    return replace(views.people_page(db, asker, now), link=link, link_for=added).response()
 
 
 @router.endpoint("POST", "/people/{person}/link", access=SERVER_GRANT)
 def reset_link(person: str, request: Request, db: Db, asker: Asker, now: Now, config: Config) -> Response:
     code = people.reset_link(db, person, who=asker.name, now=now)
     link = f"{public_address(request, config)}/reset#{code}"
-    return replace(context.people_page(db, asker, now), link=link, link_for=person).response()
+    return replace(views.people_page(db, asker, now), link=link, link_for=person).response()
 
 
 @router.endpoint("POST", "/people/{person}/admin", access=SERVER_GRANT)
@@ -158,7 +158,7 @@ def set_admin(person: str, db: Db, asker: Asker, now: Now, admin: Text = "") -> 
     try:
         people.set_admin(db, person, admin == "true", who=asker.name, now=now)
     except NotPossible as refusal:
-        return _refused(context.people_page(db, asker, now), refusal)
+        return _refused(views.people_page(db, asker, now), refusal)
     return RedirectResponse("/settings/people" if person != asker.name else "/settings", 303)
 
 
@@ -167,7 +167,7 @@ def remove_person(person: str, db: Db, asker: Asker, now: Now) -> Response:
     try:
         people.remove(db, person, who=asker.name, now=now)
     except NotPossible as refusal:
-        return _refused(context.people_page(db, asker, now), refusal)
+        return _refused(views.people_page(db, asker, now), refusal)
     return RedirectResponse("/settings/people", 303)
 
 
@@ -176,7 +176,7 @@ def remove_person(person: str, db: Db, asker: Asker, now: Now) -> Response:
 
 @router.endpoint("GET", "/projects", access=ANY_PROJECT_ADMIN)
 def list_projects(db: Db, asker: Asker, now: Now) -> Response:
-    return context.projects_page(db, asker, now).response()
+    return views.projects_page(db, asker, now).response()
 
 
 @router.endpoint("POST", "/projects", access=SERVER_ADMIN)
@@ -184,13 +184,13 @@ def add_project(db: Db, asker: Asker, now: Now, name: Text = "") -> Response:
     try:
         added = projects.add(db, name, who=asker.name, now=now)
     except RequestRefused as refusal:
-        return _refused(context.projects_page(db, asker, now), refusal, typed=name)
+        return _refused(views.projects_page(db, asker, now), refusal, typed=name)
     return RedirectResponse(f"/settings/projects/{added}", 303)
 
 
 @router.endpoint("GET", "/projects/{project}", access=PROJECT_ADMIN)
 def show_project(project: str, db: Db, asker: Asker, now: Now) -> Response:
-    return context.project_page(db, asker, now, project).response()
+    return views.project_page(db, asker, now, project).response()
 
 
 @router.endpoint("POST", "/projects/{project}/members", access=PROJECT_GRANT)
@@ -198,7 +198,7 @@ def set_member(project: str, db: Db, asker: Asker, now: Now, person: Text = "", 
     try:
         people.set_role(db, person.strip().lower(), project, _role(role), who=asker.name, now=now)
     except RequestRefused as refusal:
-        return _refused(context.project_page(db, asker, now, project), refusal, typed=person)
+        return _refused(views.project_page(db, asker, now, project), refusal, typed=person)
     return RedirectResponse(f"/settings/projects/{project}", 303)
 
 
@@ -215,5 +215,5 @@ def move_job(project: str, db: Db, asker: Asker, now: Now, job: Text = "") -> Re
     try:
         projects.move_job(db, job.strip(), project, who=asker.name, now=now)
     except RequestRefused as refusal:
-        return _refused(context.project_page(db, asker, now, project), refusal)
+        return _refused(views.project_page(db, asker, now, project), refusal)
     return RedirectResponse(f"/settings/projects/{project}", 303)

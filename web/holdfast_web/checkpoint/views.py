@@ -17,7 +17,7 @@ from holdfast_server.queries.summaries import job_summary
 from holdfast_server.queries.timeline import story
 from holdfast_server.records.desired_state import SETTINGS
 from holdfast_server.records.verifications import IN_REACH
-from holdfast_web.job.context import EDITS_MOST, ChangeStatus, FieldInput
+from holdfast_web.job.views import EDITS_MOST, ChangeStatus, FieldInput
 from holdfast_web.shared.filters import age
 from holdfast_web.shared.render import View
 

@@ -37,8 +37,8 @@ from holdfast_server.queries.summaries import STALL_WINDOW_ITERATIONS
 from holdfast_server.records.desired_state import SETTINGS
 from holdfast_server.records.interval_status import limit_of
 from holdfast_server.records.last_good import LastGood
-from holdfast_web.alerts.context import SILENCES
-from holdfast_web.fleet.context import GOODPUT_WINDOW
+from holdfast_web.alerts.views import SILENCES
+from holdfast_web.fleet.views import GOODPUT_WINDOW
 from holdfast_web.job.plan_plot import PlanPlot, draw
 from holdfast_web.shared import forms
 from holdfast_web.shared.render import View, values
