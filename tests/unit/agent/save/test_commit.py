@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from holdfast.checkpoint import restore
+from holdfast.checkpoint.forking import fork
 from holdfast.checkpoint.scrub import scrub
 from holdfast.distributed.error_transport import describe_error
 from holdfast.distributed.ranks import RanksLost
@@ -487,7 +488,8 @@ def votes(job):
 
 
 def structure_of(job, iteration):
-    (path,) = job.store.path(JOB, checkpoint_id(iteration, 1)).glob("structure-*.json")
+    paths = job.store.path(JOB, checkpoint_id(iteration, 1)).glob("structure-*.json")
+    (path,) = (path for path in paths if "-copy-" not in path.name)
     return path
 
 
@@ -553,3 +555,28 @@ def test_after_damage_a_structure_is_written_again(tmp_path):
     job.checkpoint(1)
     job.checkpoint(2, at={0: {"may_link": False}}, number=2)
     assert structure_of(job, 2).stat().st_nlink == 1
+
+
+def test_parts_of_the_manifest_are_repaired_from_their_copies(tmp_path):
+    job, checkpoint = CommitJob(tmp_path, 3), checkpoint_id(1, 1)
+    job.checkpoint(at={rank: {"parity": ParityCode(2, 1)} for rank in range(3)})
+    folder = job.store.path(JOB, checkpoint)
+    sound = {path.name: path.read_bytes() for path in folder.iterdir()}
+    (folder / "rank-1.index.json").unlink()
+    structure_of(job, 1).write_bytes(b"[]")
+    damaged = {"rank-1.index.json", structure_of(job, 1).name}
+    assert {each.partition(":")[0] for each in restore.load(job.store, JOB, checkpoint).repaired} == damaged
+    found = scrub(job.store, JOB, checkpoint, repair=True)
+    assert ({each.file for each in found.files}, found.state) == (damaged, "repaired")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == sound
+
+
+def test_a_fork_of_several_ranks_needs_nothing_of_the_other_job(tmp_path):
+    job, checkpoint = CommitJob(tmp_path, 3), checkpoint_id(1, 1)
+    job.checkpoint(at={rank: {"parity": ParityCode(2, 1)} for rank in range(3)})
+    fork(job.store, JOB, checkpoint, "other")
+    job.store.delete(JOB, checkpoint, 1)
+    assert scrub(job.store, "other", checkpoint).state == "sound"
+    for rank in range(3):
+        loaded = restore.load(job.store, "other", checkpoint, rank=rank)
+        assert loaded.state["place"] == {"rank": rank, "iteration": 1}
