@@ -9,6 +9,7 @@ from holdfast.format.parity_file import ParityCode
 from holdfast.store import open_store
 from tests.support import object_servers
 from tests.support.persist_job import JOB, bytes_of, running
+from tests.unit.agent.save.test_commit import CommitJob
 
 
 @pytest.fixture
@@ -68,3 +69,21 @@ def test_the_size_rule_of_retention_counts_each_copy(store):
     runs, _ = checkpoints(store, 3)
     sizes, _ = restore.RetentionFacts(store, JOB).read(store.checkpoints(JOB))
     assert all(sizes[run.id] > 2.4e6 for run in runs)
+
+
+def test_several_ranks_copy_the_structure_that_does_not_change(moto, monkeypatch, tmp_path):
+    store = open_store(object_servers.use(monkeypatch, moto.address))
+    job, uploaded = CommitJob(tmp_path, 3, store), []
+    upload = store.bucket.upload
+    monkeypatch.setattr(
+        store.bucket, "upload", lambda name, *rest: (uploaded.append(name), upload(name, *rest))[1]
+    )
+    at = {rank: {"parity": ParityCode(2, 1)} for rank in range(3)}
+    for iteration in (1, 2):
+        assert job.checkpoint(iteration, at=at, number=iteration) == [None] * 3
+    assert sum("structure-" in name for name in uploaded) == 3  # the file and its copies, once
+    store.delete(JOB, job.store.checkpoints(JOB)[0], 1)
+    (second,) = store.checkpoints(JOB)
+    assert scrub(store, JOB, second).state == "sound"
+    for rank in range(3):
+        assert restore.load(store, JOB, second, rank=rank).state["place"] == {"rank": rank, "iteration": 2}

@@ -183,9 +183,11 @@ def draft_of(
 
 
 class CommitJob:
-    def __init__(self, root, world_size):
+    """Ranks that share a directory, or `store`."""
+
+    def __init__(self, root, world_size, store=None):
         self.root, self.world_size, self.wires = root, world_size, Wires(world_size)
-        self.store = LocalStore(root)
+        self.store, self._shared = store or LocalStore(root), store
         self.store.acquire_attempt(JOB, "first")
         self.stores = {}
         self.known = [KnownStructures() for _ in range(world_size)]
@@ -207,7 +209,7 @@ class CommitJob:
 
     def _part(self, found, rank, iteration, number, case):
         line = self.wires.line(rank, case.get("breaks"))
-        store = StepFailingStore(self.root, case.get("step"), case.get("error"))
+        store = self._shared or StepFailingStore(self.root, case.get("step"), case.get("error"))
         names = ("parity", "base", "may_link", "compress", "numbers", "empty")
         kind = {name: case[name] for name in names if name in case}
         draft = draft_of(rank, self.world_size, iteration, **kind)
