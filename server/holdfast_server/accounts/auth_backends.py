@@ -121,7 +121,9 @@ class SharedSecretAuth:
         if known not in self._wrong:
             self._wrong[known] = None
             try:
-                await self._db.ask("access", partial(rate_limits.take_address_attempt, self._db, address, now=now))
+                await self._db.ask(
+                    "accounts", partial(rate_limits.take_address_attempt, self._db, address, now=now)
+                )
             except TooManySignInAttempts as refusal:
                 if len(self._blocked_until) >= MAX_CACHED:
                     self._blocked_until.clear()
@@ -168,7 +170,7 @@ class AccountsAuth:
         if credentials.bearer is not None:
             return await self._key(credentials.bearer, now=now)
         if credentials.cookie is not None:
-            return await self._db.ask("access", partial(self._person, credentials.cookie, now=now))
+            return await self._person(credentials.cookie, now=now)
         return ANONYMOUS
 
     async def _key(self, secret: str, *, now: float) -> Principal:
@@ -182,30 +184,35 @@ class AccountsAuth:
         if now - (row.last_used_at or 0.0) >= tokens.LAST_USED_SECONDS:
             row.last_used_at = now
             note = partial(tokens.note_use, self._db, row.prefix, now=now)
-            await self._db.ask("access", partial(_try_to_note, note))
+            await self._try_to_note(note)
         return tokens.principal_of(row)
 
     def _find(self, secret: str, *, now: float) -> models.TokenRecord | None:
         with self._db.read() as session:
             return tokens.find(session, secret, now=now)
 
-    def _person(self, secret: str, *, now: float) -> Principal:
-        with self._db.read() as session:
-            found = sign_ins.find(session, secret, now=now)
+    async def _person(self, secret: str, *, now: float) -> Principal:
+        found = await self._db.ask("access", partial(self._find_sign_in, secret, now=now))
         if found is None:
             return ANONYMOUS
         principal, seen_at = found
         if now - seen_at >= sign_ins.SEEN_SECONDS and principal.sign_in_id is not None:
-            _try_to_note(partial(sign_ins.note_seen, self._db, principal.sign_in_id, now=now))
+            await self._try_to_note(partial(sign_ins.note_seen, self._db, principal.sign_in_id, now=now))
         return principal
 
+    def _find_sign_in(self, secret: str, *, now: float) -> tuple[Principal, float] | None:
+        with self._db.read() as session:
+            return sign_ins.find(session, secret, now=now)
 
-def _try_to_note(note: Callable[[], None]) -> None:
-    """Store when a client was last seen. A database that is read-only for now must not refuse the request."""
-    try:
-        note()
-    except (DatabaseBusy, DatabaseClosed, DatabaseUnavailable, SQLAlchemyError) as error:
-        logger.warning("could not store when a key or a browser was last used: %s", error)
+    async def _try_to_note(self, note: Callable[[], None]) -> None:
+        """Store when a client was last seen. A database that is read-only for now must not refuse the request.
+
+        Not in a thread of the class `access`, which every request needs: a write may wait.
+        """
+        try:
+            await self._db.ask("accounts", note)
+        except (DatabaseBusy, DatabaseClosed, DatabaseUnavailable, SQLAlchemyError) as error:
+            logger.warning("could not store when a key or a browser was last used: %s", error)
 
 
 class ExpiringCache(Generic[K, V]):

@@ -61,7 +61,7 @@ async def read(
     if wait and after > 0 and "report" in asker.scopes:
         # The agent's next request confirms it again: answering matters more.
         with suppress(DatabaseBusy, DatabaseUnavailable):
-            await db.ask("agents", partial(control.delivered, db, job, after))
+            await control.delivered(db, job, after)
     desired = await _later(db, changes, clock, job, after, alert_pins, wait)
     return Response(status_code=204) if desired is None else _tagged(desired)
 

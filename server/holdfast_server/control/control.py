@@ -126,13 +126,20 @@ def set_numbers(session: Session, job: str, changes: NumberChanges, *, who: str,
     return after
 
 
-def delivered(db: Database, job: str, version: int) -> None:
-    """Record that the agent has a version of the desired state, if that is new."""
+async def delivered(db: Database, job: str, version: int) -> None:
+    """Record that the agent has a version of the desired state, if that is new.
+
+    After a change of many jobs their agents come at once: they wait for shared commits, without a thread each.
+    """
+    if await db.ask("agents", partial(_is_new, db, job, version)):
+        stored = partial(desired_state.delivered, job=job, version=version)
+        await db.stored(stored, job=job, at_once=True)
+
+
+def _is_new(db: Database, job: str, version: int) -> bool:
     with db.read() as session:
         row = session.get(models.JobRecord, job)
-        new = row is not None and row.delivered_version < version <= row.version
-    if new:
-        db.write(partial(desired_state.delivered, job=job, version=version), job=job, at_once=True)
+        return row is not None and row.delivered_version < version <= row.version
 
 
 @job_transaction

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotDone
 from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
@@ -217,23 +216,25 @@ class Database:
     async def ready(self) -> None:
         """Raise unless the database can be read and written; concurrent calls share one check."""
         if self._asked_whether_ready is None or self._asked_whether_ready.done():
-            checking = self.ask("answers", self.check)
-            self._asked_whether_ready = asyncio.create_task(checking, name="holdfast database readiness")
+            self._asked_whether_ready = asyncio.create_task(self._ready(), name="holdfast database readiness")
         await asyncio.shield(self._asked_whether_ready)
 
-    def check(self) -> None:
-        """Raise unless the database can be read and written."""
+    async def _ready(self) -> None:
         if not self._open or not self._backend.writing:
             raise DatabaseClosed("the writer has stopped")
-        with self.read() as session:
-            session.execute(text("SELECT version_num FROM alembic_version"))
+        await self.ask("access", self._read_revision)
         # A server with many waiting writes is ready: another instance would not store them sooner.
         with suppress(DatabaseBusy):
             try:
-                self.submit(require_writable).result(READY_SECONDS)
-            except NotDone:
+                async with asyncio.timeout(READY_SECONDS):
+                    await self.stored(require_writable)
+            except TimeoutError:
                 reason = f"a write waited for more than {READY_SECONDS:g} s"
                 raise DatabaseUnavailable(reason) from None
+
+    def _read_revision(self) -> None:
+        with self.read() as session:
+            session.execute(text("SELECT version_num FROM alembic_version"))
 
 
 def _settle(units: list[WriteUnit]) -> None:

@@ -299,7 +299,7 @@ def test_one_that_can_only_be_read_is_not_ready(empty_database):
     database.open()
     try:
         with pytest.raises(DatabaseUnavailable, match="standby"):
-            database.check()
+            asyncio.run(database.ready())
     finally:
         database.close()
 

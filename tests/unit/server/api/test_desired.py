@@ -350,7 +350,7 @@ def test_a_wait_without_an_edit_ends_empty(job, client):
 
 @pytest.mark.parametrize("trouble", [DatabaseBusy, DatabaseUnavailable])
 def test_an_agent_is_answered_where_it_cannot_be_noted_what_it_has(job, client, monkeypatch, trouble):
-    def fail(*_):
+    async def fail(*_):
         raise trouble("not now")
 
     edit(client, 0, budget=0.02)

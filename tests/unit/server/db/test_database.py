@@ -233,7 +233,7 @@ def test_nothing_is_stored_after_closing(database):
         with pytest.raises(DatabaseClosed):
             database.write(job("late"))
         with pytest.raises(DatabaseClosed):
-            database.check()
+            asyncio.run(database.ready())
 
     run(database, scenario)
 
