@@ -123,17 +123,6 @@ def _positive(value: float, text: str, name: str) -> float:
     return value
 
 
-def significant(value: float, digits: int = 3) -> str:
-    """Format with about `digits` significant digits, and without an exponent unless the figure is absurd."""
-    if value == 0:
-        return "0"
-    if not 1e-12 <= abs(value) < 1e15:
-        return f"{value:.{digits - 1}e}"
-    rounded = float(f"{value:.{digits - 1}e}")  # 0.9996 is 1.00, not 1.000
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
-    return f"{value:,.{decimals}f}"
-
-
 def _short(value: float, digits: int) -> str:
     """Format with up to `digits` significant digits, without zeros at the end."""
     return f"{float(f'{value:.{digits - 1}e}'):,.12g}"

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import torch
 
-from holdfast.data.digests import digest_of
 from holdfast.data.enclosed_loaders import EnclosedLoaders
 from holdfast.data.generators import GeneratorStates
 from holdfast.data.loader import DataLoader
@@ -198,14 +197,14 @@ class _StatefulCursor(_LoaderCursor):
     def _counted(self, source: Iterator[Any]) -> Iterator[Any]:
         for batch in source:
             self._given += 1
-            self._last = [*self._last[-1:], digest_of(batch, LEAST_BYTES)]
+            self._last = [*self._last[-1:], _digest_of(batch, LEAST_BYTES)]
             yield batch
 
     def _not_repeated(self, source: Iterator[Any]) -> Iterator[Any]:
         """Warn if the first batch after a resume is the last one before it, unless equal batches are usual."""
         before = self._last
         for batch in itertools.islice(source, 1):
-            if len({*before, None}) == 3 and before[-1] == digest_of(batch, LEAST_BYTES):
+            if len({*before, None}) == 3 and before[-1] == _digest_of(batch, LEAST_BYTES):
                 logger.warning(
                     "%s gave a batch twice, before and after the resume: its state_dict is not its exact "
                     "position, and samples of this epoch may occur twice or not at all",
@@ -306,7 +305,7 @@ class _CountingCursor(_LoaderCursor):
             if batch is _END:
                 break
             self._given += 1
-            self._last = [*self._last[-1:], digest_of(batch)]
+            self._last = [*self._last[-1:], _digest_of(batch)]
             yield batch
         self.epoch, self._given, self._last = self.epoch + 1, 0, []
         if self.shared_iterator is None:
@@ -347,7 +346,7 @@ class _CountingCursor(_LoaderCursor):
                 source = self._begun()
                 _pass_over(source, self._given - len(self._last))
                 random_state = rng_state()
-                last = [digest_of(batch) for batch in itertools.islice(source, len(self._last))]
+                last = [_digest_of(batch) for batch in itertools.islice(source, len(self._last))]
             # noise from the global generators is other noise here, since training draws none in between
             is_comparable = _are_equal(random_state, rng_state()) and not self._has_persistent_workers
         finally:
@@ -385,6 +384,12 @@ def _has_stateful_iterators(loader: Any) -> bool:
         return True
     grain = sys.modules.get("grain")  # a loader of Grain has imported it
     return grain is not None and isinstance(loader, (grain.DataLoader, grain.MapDataset, grain.IterDataset))
+
+
+def _digest_of(batch: Any, least_bytes: int = 0) -> str | None:
+    from holdfast.data.digests import digest_of  # only for loaders whose position is counted
+
+    return digest_of(batch, least_bytes)
 
 
 def _set_epoch(loader: Any, epoch: int) -> None:

@@ -30,8 +30,8 @@ RIM = {
     ],
     "memory-tier": ["memory_tier", "save.completion_marker", "save.shared_buffers"],
     "on-request": [
-        "checkpoint.verification", "data.loading_probe", "engine.probing", "engine.verification_queue",
-        "protocol.jobs", "state.ddp_buckets",
+        "checkpoint.verification", "data.digests", "data.loading_probe", "engine.probing",
+        "engine.verification_queue", "protocol.jobs", "state.ddp_buckets",
     ],
     "object-stores": ["store.bucket", "store.object_keys", "store.objects", "store.s3", "store.s3_connection"],
     "drain": ["checkpoint.draining", "engine.draining", "store.tiers"],
@@ -42,7 +42,7 @@ RIM = {
 }  # fmt: skip
 ALL = "all"
 CASES = RIM | {ALL: [each for names in RIM.values() for each in names]}
-MOST_MODULES, MOST_LINES = 127, 16_960
+MOST_MODULES, MOST_LINES = 126, 16_910
 """Size of the core. Lower both as it shrinks. A change that would raise one belongs in the rim."""
 PROGRAM = """
 import importlib.abc, json, os, sys

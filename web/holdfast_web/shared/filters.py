@@ -18,6 +18,17 @@ MAX_SIZE = 10**21
 """Bytes, or bytes per second, from which on a figure is absurd."""
 
 
+def _significant(value: float, digits: int = 3) -> str:
+    """Format with about `digits` significant digits, and without an exponent unless the figure is absurd."""
+    if value == 0:
+        return "0"
+    if not 1e-12 <= abs(value) < 1e15:
+        return f"{value:.{digits - 1}e}"
+    rounded = float(f"{value:.{digits - 1}e}")  # 0.9996 is 1.00, not 1.000
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
+    return f"{value:,.{decimals}f}"
+
+
 def count(value: int | None) -> str:
     return NONE if value is None else f"{value:,}"
 
@@ -72,7 +83,7 @@ def amount(value: float | None) -> str:
         return NONE
     if not math.isfinite(value):
         return units.non_finite(value)
-    return "<0.01" if 0 < value < 0.01 else units.significant(value)
+    return "<0.01" if 0 < value < 0.01 else _significant(value)
 
 
 def gpu_hours(value: float | None) -> str:
@@ -101,7 +112,7 @@ def rate(per_second: float | None) -> str:
         return NONE
     if per_second < 1:
         return f"{duration(1 / per_second)}/iteration"
-    return f"{units.significant(per_second)} iterations/s"
+    return f"{_significant(per_second)} iterations/s"
 
 
 def metric(value: float | None) -> str:
