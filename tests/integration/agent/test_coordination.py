@@ -100,6 +100,7 @@ def test_operators_orders_are_carried_out_by_all_at_once(launcher, tmp_path):
     scheduled = [iteration for iteration, kind in taken if kind == "scheduled"]
     assert 7 in {after - before for before, after in itertools.pairwise(scheduled)}
     ((before, after),) = jumps
+    assert told.pop("delivered") < before
     assert told == {"restoring": before, "restored": after}
     all_whole(tmp_path)
 
