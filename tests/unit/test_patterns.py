@@ -72,7 +72,7 @@ def test_the_patterns_are_found() -> None:
         "masking._PATTERNS",
         "tracebacks._TRACEBACK",
         "output_relay._ESCAPES",
-        "filters._PERCENT",
+        "units._TIME_OF_PARTS",
     ):
         assert any(expected in place for place in PATTERNS), expected
 

@@ -41,7 +41,7 @@ def test_workers_that_keep_up_are_told_to():
     assert describe_loading(probed(0.03, 0.012, 2), pace(0.025, 0.0), processors=8) == (
         "a batch takes 42 ms to load in each of 2 workers: 30 ms fetching and 12 ms preparing, so that one is "
         "ready every 21 ms (over 50 batches). "
-        "An iteration computes for 25 ms, and loading keeps up; the last 64 waited 0 ms each"
+        "An iteration computes for 25 ms, and loading keeps up; the last 64 waited 0 s each"
     )
 
 
@@ -84,7 +84,7 @@ def test_where_nothing_would_by_itself_the_greater_part_is_named(fetch, prep, gr
 
 def test_a_second_reading_that_saves_nothing_is_no_proof_of_a_cache():
     said = describe_loading(probed(0.0001, 0.02, 1), None)
-    assert said.startswith("a batch takes 20.1 ms to load: 0.1 ms fetching and 20 ms preparing")
+    assert said.startswith("a batch takes 20 ms to load: 100 µs fetching and 20 ms preparing")
     assert "the data are cached already, or cannot be cached" in said
 
 

@@ -195,7 +195,7 @@ def test_edits_and_orders_are_in_it(client, agent, clock):
     cancelled, ordered, edit = entries(stage)
     assert (edit.action, edit.who, edit.job, edit.project) == ("settings.edit", "operator", "char-gpt", "default")
     assert edit.request_id == "request-1"
-    assert '"budget":"2%"' in edit.after
+    assert '"budget":"2 %"' in edit.after
     assert (ordered.action, cancelled.action) == ("restore.order", "restore.cancel")
     assert point in ordered.after
 
