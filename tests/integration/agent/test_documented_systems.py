@@ -106,7 +106,7 @@ def test_what_measures_exists() -> None:
 def test_checkfreq_spends_the_budget(names: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     said = planned("checkfreq", names, caplog)
     assert "policy checkfreq" in said
-    assert "as often as the budget of 3.5% allows" in said
+    assert "as often as the budget of 3.5 % allows" in said
 
 
 def test_coci_decides_within_the_write_budget(names: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
