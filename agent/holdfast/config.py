@@ -284,7 +284,6 @@ class Config:
             self,
             compress=compress,
             parity=None if is_disabled("parity") else self.parity,
-            drain=None if is_disabled("drain") else self.drain,
             peers=0 if is_disabled("peers") else self.peers,
         )
 

@@ -212,7 +212,7 @@ class Session:
             )  # fmt: skip
             startup.open()
             self._boundary.attach()
-        except BaseException:
+        except BaseException:  # leave the process as it was found
             self._undo()
             raise
 

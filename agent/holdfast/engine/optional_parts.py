@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.checkpoint.retention_queue import RetentionQueue
 from holdfast.config import Config
+from holdfast.disabled import is_disabled
 from holdfast.distributed.ranks import Ranks, SideGroup
 from holdfast.pacing import Controller
 from holdfast.save.saver import Saver
@@ -66,7 +67,7 @@ def drain_queue(
     store: Store, options: Config, ranks: Ranks, saver: Saver, reporter: Reporter
 ) -> DrainQueue | None:
     """Return what copies checkpoints to the store behind, on rank 0."""
-    if options.drain is None or not ranks.leads:
+    if options.drain is None or is_disabled("drain") or not ranks.leads:
         return None
     from holdfast.engine.draining import DrainQueue
 

@@ -227,3 +227,23 @@ def test_a_directory_is_drained_to_a_directory_by_its_path(tmp_path: Path):
     trainer.session.close()
     assert iterations(tmp_path / "far")[-1] == 4
     assert open_store(trainer.session.store).url == trainer.session.store
+
+
+def test_a_start_finds_the_copies_where_copying_is_switched_off(tmp_path, far, monkeypatch):
+    drained(tmp_path / "near", far).run(until=7, after=after_copies(far)).crash()
+    there = iterations(far)
+    shutil.rmtree(tmp_path / "near")
+    monkeypatch.setenv("HOLDFAST_DISABLE", "drain")
+    resumed = drained(tmp_path / "near", far, drain_every=1).run(until=10)
+    assert resumed.losses[0][0] == 7
+    resumed.session.close()
+    assert iterations(far) == there
+
+
+def test_a_disk_of_each_host_is_refused_in_words(tmp_path):
+    writer = open_tiers(open_store(tmp_path / "near"), tmp_path / "far")
+    writer.acquire_attempt("job", "uid")
+    folder = writer.begin("job", "000000000001-1", 1, 10).folder
+    other = open_tiers(open_store(tmp_path / "other"), tmp_path / "far")
+    with pytest.raises(OSError, match="give a directory that all hosts share"):
+        other.join("job", "000000000001-1", 1, folder, 10)
