@@ -225,6 +225,32 @@ def test_losses_and_the_log_history_continue_as_if_nothing_had_happened(tmp_path
     }
 
 
+class SaveAndBreakAfter(BreakAfter):
+    """Waits until each update is durable, and breaks."""
+
+    def __init__(self, step):
+        super().__init__(step)
+        self.adapter = None
+
+    def on_step_begin(self, args, state, control, **options):
+        self.adapter.session.wait(PATIENCE_SECONDS)
+        super().on_step_begin(args, state, control, **options)
+
+
+@pytest.mark.parametrize("samples", [96, 91], ids=["whole", "with a remainder"])
+@pytest.mark.parametrize("after", [10, 11])
+def test_a_resume_with_a_last_update_left_of_the_epoch_is_exact(tmp_path, samples, after, caplog):
+    _, expected = Fit(tmp_path / "whole", samples).train()
+    fit = Fit(tmp_path / "broken", samples)
+    fit.settings, ending = {"every": 1}, SaveAndBreakAfter(after)
+    fit.before_training = lambda trainer: setattr(ending, "adapter", trainer.train.__self__)
+    fit.train(ending)
+    _, rest = fit.train()
+    assert [entry["number"] for entry in rest] == list(range(after + 1, 25))
+    assert what_counts(rest) == {number: what_counts(expected)[number] for number in range(after + 1, 25)}
+    assert "made no iteration" not in caplog.text
+
+
 @pytest.mark.parametrize("after", [7, 9])
 def test_an_epoch_that_a_callback_ends_early_stays_ended(tmp_path, after):
     _, expected = Fit(tmp_path / "whole").train(StopEpochAfter())

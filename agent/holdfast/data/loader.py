@@ -221,6 +221,14 @@ class DataLoader(LoaderPosition):
         """Yield the batches of the script's own loop; `why_short` is the message of its StopIteration."""
         state, within, is_evaluation = self._iterators, enclosing(), self._is_evaluation
         iterator = object()
+        if state.unused_rest:
+            self._warn_once(
+                "partial pass",
+                f"the first loop over the loader after the resume made no iteration. It got the rest of epoch "
+                f"{self.epoch} only, which the next loop gets again: what it computed is not what it computes at "
+                "a first start. Compute it before session.resume(), or with another loader",
+            )
+            state.unused_rest = False
         before = state.current, self.position, state.began, state.trained_on
         dataset_state = self._dataset_state
         if state.trained_on and state.has_session and state.current is None and not is_evaluation and not within:
@@ -249,30 +257,21 @@ class DataLoader(LoaderPosition):
                 if state.trained_on and self._is_complete():
                     self.position = after(self.position)
                 ended, interrupted = not self.position.taken, before[0] in state.open
-                may_be_rest = ended and not interrupted and not is_evaluation
-                if state.trained_on or seeks != state.seek_count or (may_be_rest and self._is_used_rest(first)):
+                is_rest = first.taken > 0 and ended and not interrupted and not is_evaluation
+                is_short = is_rest and self._is_shorter_than_an_iteration(first)
+                if state.trained_on or seeks != state.seek_count or is_short:
                     state.trained_on = state.trained_on and not ended
                 else:  # no batch was used for training: back to the interrupted iterator, or to the beginning
                     state.current, self.position, state.began, state.trained_on = before
                     self._set_dataset_state(dataset_state)
                     if not interrupted:
-                        state.current, state.left_untrained = None, not is_evaluation
+                        state.current, state.left_untrained, state.unused_rest = None, not is_evaluation, is_rest
         return why_short
 
-    def _is_used_rest(self, first: DataPosition) -> bool:
-        """Whether a pass from here gave the rest of an epoch after a resume, too few batches for an iteration."""
-        if not first.taken:
-            return False
+    def _is_shorter_than_an_iteration(self, first: DataPosition) -> bool:
+        """Whether the pass from here to the end of the epoch had fewer batches than an iteration uses."""
         most, last = self._iterators.taken_per_iteration, self.last_position
-        if most is None or last is None or last.taken - first.taken < most:
-            return True
-        self._warn_once(
-            "partial pass",
-            f"the first loop over the loader after the resume made no iteration. It got the rest of epoch "
-            f"{first.epoch} only, which the next loop gets again: what it computed is not what it computes at a "
-            "first start. Compute it before session.resume(), or with another loader",
-        )
-        return False
+        return most is None or last is None or last.taken - first.taken < most
 
     def _batches(self, iterator: object, *, by_hand: bool) -> Iterator[Any]:
         """Yield the batches from `position` to the end of its epoch; follow a restore to another position."""
@@ -381,7 +380,7 @@ class DataLoader(LoaderPosition):
         """Continue from this position, which may be within an epoch."""
         state = self._iterators
         self.position, state.set_position, self._mismatch = position, position, None
-        state.current, state.trained_on, state.left_untrained = None, False, False
+        state.current, state.trained_on, state.left_untrained, state.unused_rest = None, False, False, False
         state.seek_count += 1
 
     def state_dict(self) -> dict[str, Any]:

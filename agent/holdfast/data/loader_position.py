@@ -38,6 +38,8 @@ class IteratorState:
     """Whether the current epoch has been trained on: the next iterator begins the next epoch."""
     left_untrained: bool = False
     """Whether an iterator has ended since the last iteration ended, and the position was reset."""
+    unused_rest: bool = False
+    """Whether that iterator gave the rest of an epoch after a resume, enough for an iteration."""
     with_gradients: bool = True
     """Whether gradients were enabled when the last batch was drawn."""
     trains_with_gradients: bool | None = None
@@ -114,8 +116,11 @@ class LoaderPosition:
             began = state.counted.taken if state.counted.epoch == self.position.epoch else 0
             state.counted = self.position
             state.taken_per_iteration = max(state.taken_per_iteration or 0, self.position.taken - began)
-        # the loop was left: a resume begins the next epoch. Where iterations end within the loop, it evaluated
-        elif state.trained_on or (state.left_untrained and state.trains_with_gradients is None):
+        # the loop was left: a resume begins the next epoch. Where iterations end within the loop, it evaluated,
+        # unless it drew the batches of this iteration ahead
+        elif state.trained_on or (
+            state.left_untrained and (state.trains_with_gradients is None or state.unused_rest)
+        ):
             self._count_pass()
 
     def use_batches(self) -> None:
@@ -132,4 +137,4 @@ class LoaderPosition:
     def _count_pass(self) -> None:
         self.position = after(self.position)
         self._set_dataset_state(None)
-        self._iterators.trained_on = self._iterators.left_untrained = False
+        self._iterators.trained_on = self._iterators.left_untrained = self._iterators.unused_rest = False

@@ -468,6 +468,21 @@ def test_a_rest_of_an_epoch_that_is_too_short_for_an_update_is_over_after_the_lo
     assert "made no iteration" not in caplog.text
 
 
+def test_a_rest_of_an_epoch_that_is_drawn_ahead_is_over_after_its_iteration(tmp_path, caplog):
+    def drawing_ahead(job):
+        job.session.resume()
+        for epoch in range(job.a.epoch, EPOCHS):
+            drawn = [*job.a] if job.session.iteration == 4 else job.a  # the iterator ends before the iteration
+            for batch in drawn:
+                job.iterate(batch, epoch)
+
+    log = run(drawing_ahead, tmp_path, two_loaders, dies_after=4)
+    log += run(drawing_ahead, tmp_path, two_loaders, seed=9)
+    assert log == run(drawing_ahead, tmp_path / "whole", two_loaders)
+    assert [entry[0] for entry in log] == list(range(1, 5 * EPOCHS + 1))
+    assert "made no iteration" not in caplog.text
+
+
 def test_a_step_after_the_loop_makes_it_a_pass_of_training():
     each = loader(1)
     each.attach_session()
