@@ -7,14 +7,18 @@ import time
 from collections.abc import Callable
 from html import unescape
 from itertools import count
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 from starlette.testclient import TestClient
+from typer.testing import CliRunner
 
+from holdfast.cli import app as cli
 from holdfast.pacing import FailureHistory, PacingSettings, Profile
 from holdfast.pacing.failures import FailureEstimate
 from holdfast.pacing.what_if import compare_intervals
+from holdfast.server_link.json_client import JsonClient
 from holdfast_web.job.plan_plot import draw
 from tests.support.fake_agent import FakeAgent, over_client
 
@@ -51,6 +55,22 @@ def test_opened_it_is_a_part_of_the_page_and_by_itself_a_page(client: TestClient
     for shown in (part, page):
         assert 'class="what-if"' in shown
         assert 'class="plan-plot"' in shown
+
+
+def test_the_page_and_the_command_give_the_same_advice(
+    client: TestClient, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (form,) = re.findall(r'<form class="advice".*?</form>', client.get(JOB).text, re.DOTALL)
+    advised = re.match(r"(The policy .* would gain [\d.]+ %) of the time", text_of(form))
+    assert advised
+
+    def send(self: JsonClient, method: str, path: str, *_: Any, **__: Any) -> Any:
+        return client.request(method, f"/api/v1{path}").json()
+
+    monkeypatch.setattr(JsonClient, "send", send)
+    told = CliRunner().invoke(cli, ["plan", "--job", "char-gpt"])
+    assert told.exit_code == 0, told.output
+    assert f"{advised[1]} of the time." in " ".join(told.stdout.split())
 
 
 def test_the_answer_is_shown_in_words_first(client: TestClient, agent: FakeAgent) -> None:
