@@ -158,10 +158,13 @@ def check_matches_models(database: str) -> None:
 
     from holdfast_migrations import history
     from holdfast_migrations.connections import connected
+    from holdfast_server.models import Base
 
     with connected(database_url(database)) as connection, connection.begin(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*expression-based index")
-        command.check(history._config(connection))
+        configuration = history._config(connection)
+        configuration.attributes["metadata"] = Base.metadata
+        command.check(configuration)
 
 
 def _die_with_parent() -> None:
