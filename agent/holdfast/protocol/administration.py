@@ -78,7 +78,7 @@ class AlertChannel(Struct, kw_only=True, frozen=True):
     project: str
     name: str
     kind: str
-    """email, webhook, slack, teams, discord or pagerduty."""
+    """Service, such as `email`, `slack` or `webhook`."""
     target: str
     """Mail addresses, or the host of the URL."""
     least_severity: Severity

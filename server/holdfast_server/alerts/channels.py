@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import uuid
-from urllib.parse import urlsplit
 
 from msgspec import Struct
 from sqlalchemy import delete, func, select
@@ -14,27 +12,16 @@ from sqlalchemy.orm import Session
 from holdfast.protocol.administration import AlertChannel
 from holdfast_server import models
 from holdfast_server.accounts.projects import require_project
-from holdfast_server.alerts import egress
+from holdfast_server.alerts.channel_kinds.kind import CHANNEL_KINDS, ChannelKind, kind_for
 from holdfast_server.alerts.conditions import SEVERITIES
 from holdfast_server.core.alert_settings import AlertSettings
 from holdfast_server.core.encoding import answer_from
-from holdfast_server.core.errors import InvalidSetting, MailDisabled, UnknownChannel, WebhooksDisabled
+from holdfast_server.core.errors import InvalidSetting, UnknownChannel
 from holdfast_server.db import Database, transaction
 from holdfast_server.records import audit
 
 MAX_NAME = 100
-MAX_RECIPIENTS = 20
 MAX_CHANNELS = 50
-_ADDRESS = re.compile(r"[A-Za-z0-9._%+'-]{1,64}@[A-Za-z0-9.-]{1,190}")
-KINDS = ("email", "slack", "teams", "pagerduty", "discord", "webhook")
-_HOSTS = (
-    ("hooks.slack.com", "slack"), ("discord.com", "discord"), ("discordapp.com", "discord"),
-    (".logic.azure.com", "teams"), (".api.powerplatform.com", "teams"), (".webhook.office.com", "teams"),
-    ("events.pagerduty.com", "pagerduty"), ("events.eu.pagerduty.com", "pagerduty"),
-)  # fmt: skip
-"""Hosts, or ends of them, of the URLs of known services."""
-PAGERDUTY_URL = "https://events.pagerduty.com/v2/enqueue"
-_INTEGRATION_KEY = re.compile(r"[A-Za-z0-9]{32}")
 
 
 class NewChannel(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -42,9 +29,9 @@ class NewChannel(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
 
     name: str
     target: str
-    """Mail addresses separated by commas, a URL, or an integration key of PagerDuty."""
+    """Where the service takes messages, such as mail addresses separated by commas, or a URL."""
     kind: str = ""
-    """email, slack, teams, pagerduty, discord or webhook; by default, what the target is known as."""
+    """Service, such as `email` or `slack`; by default, the one that the target belongs to."""
     least_severity: str = "warning"
 
 
@@ -73,7 +60,7 @@ def create(
     if request.least_severity not in SEVERITIES:
         reason = f"severity {request.least_severity!r} is none of {', '.join(SEVERITIES)}"
         raise InvalidSetting("least_severity", reason)
-    row_id, secret = uuid.uuid4().hex, secrets.token_hex(32) if kind == "webhook" else ""
+    row_id, secret = uuid.uuid4().hex, secrets.token_hex(32) if kind.signs else ""
     rows = models.AlertChannelRecord
     require_project(session, project)
     known = session.scalar(select(func.count()).where(rows.project == project))
@@ -83,7 +70,7 @@ def create(
         id=row_id,
         project=project,
         name=name,
-        kind=kind,
+        kind=kind.name,
         target=target,
         secret=secret,
         least_severity=request.least_severity,
@@ -115,46 +102,16 @@ def find(session: Session, project: str, channel: str) -> models.AlertChannelRec
     return row
 
 
-def recipients(target: str) -> list[str]:
-    return [address.strip() for address in target.split(",")]
-
-
-def _parse_target(target: str, kind: str, settings: AlertSettings) -> tuple[str, str]:
+def _parse_target(target: str, kind: str, settings: AlertSettings) -> tuple[ChannelKind, str]:
     """Return the kind of the channel, and the target as it is stored."""
-    if kind not in ("", *KINDS):
-        raise InvalidSetting("kind", f"kind {kind[:80]!r} is none of {', '.join(KINDS)}")
-    if kind == "email" or (not kind and "://" not in target and "@" in target):
-        return "email", _mail_addresses(target, settings)
-    if not settings.webhooks:
-        raise WebhooksDisabled
-    if kind in ("", "pagerduty") and _INTEGRATION_KEY.fullmatch(target):
-        return "pagerduty", f"{PAGERDUTY_URL}#{target}"
-    try:
-        host = egress.parse(target, settings).host
-    except egress.UrlBlocked as error:
-        raise InvalidSetting("target", str(error)) from None
-    kind = kind or next((name for end, name in _HOSTS if host == end or host.endswith(end)), "webhook")
-    if kind == "pagerduty" and not urlsplit(target).fragment:
-        reason = f"give the integration key of PagerDuty (Events API v2), or a URL with it: {PAGERDUTY_URL}#KEY"
-        raise InvalidSetting("target", reason)
-    return kind, target
-
-
-def _mail_addresses(target: str, settings: AlertSettings) -> str:
-    addresses = recipients(target)
-    bad = next((address for address in addresses if not _ADDRESS.fullmatch(address)), None)
-    if bad is not None:
-        raise InvalidSetting("target", f"{bad[:80]!r} is not a mail address")
-    if len(addresses) > MAX_RECIPIENTS:
-        raise InvalidSetting("target", f"at most {MAX_RECIPIENTS} addresses: use a mailing list")
-    if not settings.smtp_host:
-        raise MailDisabled
-    return ", ".join(addresses)
+    if kind not in ("", *CHANNEL_KINDS):
+        raise InvalidSetting("kind", f"kind {kind[:80]!r} is none of {', '.join(CHANNEL_KINDS)}")
+    chosen = CHANNEL_KINDS[kind] if kind else kind_for(target)
+    return chosen, chosen.parse_target(target, settings)
 
 
 def _as_answer(row: models.AlertChannelRecord, *, secret: str | None = None) -> AlertChannel:
-    url = urlsplit(row.target)
-    shown = row.target if row.kind == "email" else f"{url.scheme}://{url.netloc.rpartition('@')[2]}/…"
+    shown = CHANNEL_KINDS[row.kind].shown(row.target)
     return answer_from(row, AlertChannel, target=shown, secret=secret)
 
 

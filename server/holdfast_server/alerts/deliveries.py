@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import smtplib
-import ssl
 from dataclasses import dataclass
-from email.message import EmailMessage
 from functools import partial
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -23,6 +19,7 @@ from sqlalchemy.orm import Session
 from holdfast.protocol.administration import AlertDelivery
 from holdfast_server import models
 from holdfast_server.alerts import channels, egress, incidents, messages
+from holdfast_server.alerts.channel_kinds.kind import CHANNEL_KINDS, OutgoingMessage
 from holdfast_server.alerts.conditions import SEVERITIES
 from holdfast_server.core.alert_settings import AlertSettings
 from holdfast_server.core.encoding import answer_from
@@ -40,8 +37,6 @@ CAUSES = dict.fromkeys(("durable_age", "exposure_gpu_hours", "exposure_iteration
 RETRY_SECONDS = (10, 30, 120, 600, 1800, 7200)
 """Delays after failed tries. After the last one, the message is dropped."""
 MAX_ERROR = 300
-SMTP_SECONDS = 10.0
-"""Time limit for each step of a conversation with a mail server."""
 
 logger = logging.getLogger(__name__)
 
@@ -136,72 +131,23 @@ class MessageSender:
         return len(due)
 
     async def _send(self, some: _Outgoing, *, now: float) -> _SendResult:
-        message, channel, number = some.message, some.channel, some.rows[0].id
-        if message is None:
+        channel, number = some.channel, some.rows[0].id
+        if some.message is None:
             return _SendResult()
+        outgoing = OutgoingMessage(
+            message=some.message, target=channel.target, secret=channel.secret, delivery=number,
+            address=self.address, now=now,
+        )  # fmt: skip
         try:
-            if channel.kind == "email":
-                await asyncio.to_thread(self._mail, message, channel, number)
-            else:
-                await self._post(message, channel, number, now=now)
+            await CHANNEL_KINDS[channel.kind].send(outgoing, self.settings, self.lookup)
         except egress.UrlBlocked as error:
             return _SendResult(str(error), permanent=True)
         except egress.DeliveryFailed as error:
             return _SendResult(str(error))
-        except (OSError, smtplib.SMTPException) as error:  # the ways in which a mail server refuses
-            return _SendResult(f"the mail server refused the message: {type(error).__name__}")
         except Exception as error:  # one bad message must not delay the others
             logger.exception("sending message %d failed", number)
             return _SendResult(f"sending failed: {type(error).__name__}; the server's log has the details")
         return _SendResult()
-
-    def _mail(self, message: messages.AlertMessage, channel: models.AlertChannelRecord, delivery: int) -> None:
-        if not self.settings.smtp_host:
-            raise egress.DeliveryFailed("mail is disabled on this server: HOLDFAST_SMTP_HOST is not set")
-        mail = messages.as_mail(
-            message,
-            sender=self.settings.smtp_from,
-            recipients=channels.recipients(channel.target),
-            address=self.address,
-            delivery=delivery,
-        )
-        send_mail(mail, self.settings)
-
-    async def _post(
-        self, message: messages.AlertMessage, channel: models.AlertChannelRecord, delivery: int, *, now: float
-    ) -> None:
-        if not self.settings.webhooks:
-            raise egress.DeliveryFailed("webhooks are disabled on this server: HOLDFAST_WEBHOOKS is not on")
-        headers = {"Content-Type": "application/json", "User-Agent": "holdfast"}
-        match channel.kind:
-            case "slack":
-                body = messages.as_slack(message, self.address)
-            case "discord":
-                body = messages.as_discord(message, self.address)
-            case "teams":
-                body = messages.as_teams(message, self.address)
-            case "pagerduty":
-                key = urlsplit(channel.target).fragment
-                body = messages.as_pagerduty(message, self.address, routing_key=key, now=now)
-            case _:
-                body = messages.as_webhook(message, delivery, self.address)
-                headers = messages.signed(body, channel.secret, delivery=delivery, now=now)
-        await egress.post(channel.target, body, headers, self.settings, lookup=self.lookup)
-
-
-def send_mail(mail: EmailMessage, settings: AlertSettings) -> None:
-    """Send a mail. Raises OSError and SMTPException; refused recipients raise only if all are refused."""
-    place = (settings.smtp_host, settings.smtp_port)
-    if settings.smtp_security == "ssl":
-        server: smtplib.SMTP = smtplib.SMTP_SSL(*place, timeout=SMTP_SECONDS, context=ssl.create_default_context())
-    else:
-        server = smtplib.SMTP(*place, timeout=SMTP_SECONDS)
-    with server:
-        if settings.smtp_security == "starttls":
-            server.starttls(context=ssl.create_default_context())
-        if settings.smtp_user:
-            server.login(settings.smtp_user, settings.smtp_password)
-        server.send_message(mail)
 
 
 def chore(settings: AlertSettings, *, address: str, metrics: ServerMetrics) -> BackgroundJob:
@@ -245,8 +191,8 @@ def _due_groups(
     )
     groups: dict[tuple[object, ...], tuple[models.AlertChannelRecord, list[models.AlertDeliveryRecord]]] = {}
     for row, channel, rule in session.execute(query):
-        # PagerDuty resolves an incident, which may be about other alerts than those that end together
-        alone = rule is None or (channel.kind == "pagerduty" and row.event == "resolved")
+        # the service resolves an incident, which may be about other alerts than those that end together
+        alone = rule is None or (CHANNEL_KINDS[channel.kind].has_incidents and row.event == "resolved")
         key = (channel.id, row.id) if alone else (channel.id, row.event, rule)
         if key in groups or len(groups) < AT_ONCE:
             groups.setdefault(key, (channel, []))[1].append(row)
@@ -259,7 +205,7 @@ def _combined(
     first, *others = (_message(row) for row in rows)
     more = tuple(message.alert for message in others if message.alert is not None)
     message: messages.AlertMessage | None = msgspec.structs.replace(first, others=more)
-    if channel.kind == "pagerduty" and first.event == "resolved":
+    if CHANNEL_KINDS[channel.kind].has_incidents and first.event == "resolved":
         message = _incident_end(session, rows[0], first)
     return _Outgoing(rows=rows, channel=channel, message=message)
 

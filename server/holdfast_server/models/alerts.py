@@ -81,11 +81,11 @@ class AlertChannelRecord(Base):
     project: Mapped[str] = mapped_column(ForeignKey("projects.name"))
     name: Mapped[str]
     kind: Mapped[str]
-    """`email`, `webhook`, `slack`, `teams`, `discord` or `pagerduty`."""
+    """Name of one of the registered kinds of channels."""
     target: Mapped[str]
     """Addresses separated by commas, or a URL; the URL of a chat is as secret as a password."""
     secret: Mapped[str]
-    """Key that signs messages to a webhook, stored in plain text because signing needs it."""
+    """Key that signs messages, if the kind signs; stored in plain text because signing needs it."""
     least_severity: Mapped[str]
     enabled: Mapped[bool] = mapped_column(default=True)
     created_at: Mapped[float]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from itertools import groupby
 from typing import ClassVar
@@ -10,6 +11,7 @@ from urllib.parse import urlencode
 from holdfast.protocol.administration import Alert, AlertChannel, AlertDelivery, AlertFilter, AlertRule
 from holdfast.units import duration
 from holdfast_server.alerts import channels, deliveries, incidents, rules
+from holdfast_server.alerts.channel_kinds.kind import CHANNEL_KINDS, ChannelKind
 from holdfast_server.alerts.conditions import KINDS, SEVERITIES, RuleKind
 from holdfast_server.core.alert_settings import AlertSettings
 from holdfast_server.core.principal import Principal, Role
@@ -38,15 +40,6 @@ STATES: dict[AlertFilter, str] = {
     "all": "Open and resolved",
 }
 GROUPINGS = {"rule": "By rule", "job": "By job"}
-SERVICES = {
-    "": "As the target says",
-    "email": "Email",
-    "slack": "Slack",
-    "teams": "Microsoft Teams",
-    "pagerduty": "PagerDuty",
-    "discord": "Discord",
-    "webhook": "Webhook, signed JSON",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +120,7 @@ class ChannelsPage(View):
     project: str
     channels: list[ChannelLog]
     severities: tuple[str, ...] = SEVERITIES
-    services: dict[str, str] = field(default_factory=lambda: SERVICES)
+    services: Mapping[str, ChannelKind] = field(default_factory=lambda: CHANNEL_KINDS)
     mail: bool
     webhooks: bool
     now: float

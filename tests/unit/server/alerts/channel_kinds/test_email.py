@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from holdfast_server.alerts.deliveries import send_mail
+from holdfast_server.alerts.channel_kinds.email import send_mail
 from holdfast_server.core.alert_settings import AlertSettings
 
 

@@ -1,0 +1,121 @@
+"""What a kind of channels is, and where it is registered."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+from urllib.parse import urlsplit
+
+from holdfast_server.alerts import egress
+from holdfast_server.alerts.messages import AlertMessage
+from holdfast_server.core.alert_settings import AlertSettings
+from holdfast_server.core.errors import InvalidSetting, WebhooksDisabled
+
+K = TypeVar("K", bound="type[ChannelKind]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutgoingMessage:
+    """A message to one channel."""
+
+    message: AlertMessage
+    target: str
+    secret: str
+    """Key that signs the message, if the kind signs."""
+    delivery: int
+    """Number of the message, the same for each try."""
+    address: str
+    """Public URL of the server, for links; empty for messages without links."""
+    now: float
+
+
+class ChannelKind(ABC):
+    """How the channels of one service are recognized and reached."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    """Name of the service, for pages."""
+    target: ClassVar[str]
+    """What the target of a channel is, in a phrase."""
+    signs: ClassVar[bool] = False
+    """Whether a channel has a secret, which signs its messages."""
+    has_incidents: ClassVar[bool] = False
+    """Whether the service keeps an incident per message, which another message resolves."""
+
+    @abstractmethod
+    def recognizes(self, target: str) -> bool:
+        """Return whether a target is one of this kind, for a channel that names no kind."""
+
+    @abstractmethod
+    def parse_target(self, target: str, settings: AlertSettings) -> str:
+        """Return a target as it is stored. Raises InvalidSetting, WebhooksDisabled, MailDisabled."""
+
+    @abstractmethod
+    def shown(self, target: str) -> str:
+        """Return the part of a stored target that is no secret."""
+
+    @abstractmethod
+    async def send(self, outgoing: OutgoingMessage, settings: AlertSettings, lookup: egress.Lookup) -> None:
+        """Send a message.
+
+        Raises:
+            UrlBlocked: sending it again is of no use.
+            DeliveryFailed: sending it again may succeed.
+        """
+
+
+class HttpChannel(ChannelKind):
+    """A service that accepts POST requests."""
+
+    hosts: ClassVar[tuple[str, ...]] = ()
+    """Hosts of its URLs. Their subdomains belong to it as well."""
+
+    @abstractmethod
+    def body(self, outgoing: OutgoingMessage) -> bytes:
+        """Return a message in the format of the service."""
+
+    def headers(self, outgoing: OutgoingMessage, body: bytes) -> Mapping[str, str]:
+        return {"Content-Type": "application/json", "User-Agent": "holdfast"}
+
+    def recognizes(self, target: str) -> bool:
+        try:
+            host = urlsplit(target).hostname or ""
+        except ValueError:
+            return False
+        return any(host == known or host.endswith(f".{known}") for known in self.hosts)
+
+    def parse_target(self, target: str, settings: AlertSettings) -> str:
+        if not settings.webhooks:
+            raise WebhooksDisabled
+        try:
+            egress.parse(target, settings)
+        except egress.UrlBlocked as error:
+            raise InvalidSetting("target", str(error)) from None
+        return target
+
+    def shown(self, target: str) -> str:
+        url = urlsplit(target)
+        return f"{url.scheme}://{url.netloc.rpartition('@')[2]}/…"
+
+    async def send(self, outgoing: OutgoingMessage, settings: AlertSettings, lookup: egress.Lookup) -> None:
+        if not settings.webhooks:
+            raise egress.DeliveryFailed("webhooks are disabled on this server: HOLDFAST_WEBHOOKS is not on")
+        body = self.body(outgoing)
+        await egress.post(outgoing.target, body, self.headers(outgoing, body), settings, lookup=lookup)
+
+
+CHANNEL_KINDS: dict[str, ChannelKind] = {}
+"""All kinds by name, in the order of their modules."""
+
+
+def register(kind: K) -> K:
+    CHANNEL_KINDS[kind.name] = kind()
+    return kind
+
+
+def kind_for(target: str) -> ChannelKind:
+    """Return the kind that recognizes a target; a target of no known service is a webhook."""
+    recognized = (kind for kind in CHANNEL_KINDS.values() if kind.recognizes(target))
+    return next(recognized, CHANNEL_KINDS["webhook"])
