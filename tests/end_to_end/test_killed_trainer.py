@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -11,6 +12,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 
 from holdfast.client import Client
@@ -59,6 +61,62 @@ def test_kills_change_no_loss_and_no_sample(tmp_path: Path, server: Client, kill
     _assert_told(server, job, expected, kills)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="warm starts need Linux")
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("kills", "epochs"), [(3, 4), pytest.param(200, 100, marks=pytest.mark.long)])
+def test_kills_of_warm_starts_lose_nothing_and_leave_nothing(tmp_path: Path, kills: int, epochs: int) -> None:
+    seed = int(os.environ.get("HOLDFAST_TEST_SEED", time.time_ns() % 2**32))
+    print(f"repeat these kills with HOLDFAST_TEST_SEED={seed}")
+    arguments = ["--epochs", str(epochs), "--every", str(EVERY)]
+    expected = _undisturbed(tmp_path, arguments)
+
+    ledger, log, all_killed = tmp_path / "killed.txt", tmp_path / "run.log", tmp_path / "all killed"
+    trainer = [sys.executable, str(TRAINER), str(ledger), *arguments, "--until-there-is", str(all_killed)]
+    run = [*HOLDFAST, "run", "--warm", "--starts", "100", "--", *trainer]
+    with spawned(run, log, environment(tmp_path / "store")) as supervisor:
+        first = _wait_for_start(1, log)
+        _wait_for_steps(EVERY, first, ledger, last=epochs * BATCHES)
+        os.kill(first, signal.SIGSTOP)  # most iterations are for warm starts
+        eventually(lambda: "the next start is warm" in log.read_text(), "the imports")
+        os.kill(first, signal.SIGKILL)
+        used_at_first = _used_by_supervisor(supervisor.pid, log, start=2)
+        _kill_at_random(kills, random.Random(seed), ledger, log, last=epochs * BATCHES, first=2)
+        used_at_last = _used_by_supervisor(supervisor.pid, log, start=kills + 1)
+        all_killed.touch()
+        assert supervisor.wait(PATIENCE_SECONDS) == 0
+
+    assert used_at_last == used_at_first
+    assert log.read_text().count(", warm, ") == kills
+    assert _processes_with(tmp_path) == []
+    steps = read_ledger(ledger)
+    assert len({step.pid for step in steps}) >= kills / 2, "most starts should have lived to take a step"
+    for step in steps:
+        assert step.outcome == expected[step.iteration], f"{step} differs; starts:\n{log.read_text()[-9000:]}"
+    final = {step.iteration: step for step in steps}
+    assert sorted(final) == list(range(1, epochs * BATCHES + 1))
+    _assert_each_sample_once_an_epoch(list(final.values()), epochs)
+
+
+def _used_by_supervisor(pid: int, log: Path, start: int) -> list[tuple[str, int]]:
+    """The descriptors of it and its children but the trainer, once the helpers of the start before have ended."""
+    supervisor, trainer = psutil.Process(pid), _wait_for_start(start, log)
+
+    # a relay ends once it has passed on the last lines of its start
+    eventually(lambda: len(supervisor.children()) == 3, "trainer, imports and relay alone")
+    kept = [supervisor, *(each for each in supervisor.children() if each.pid != trainer)]
+    return sorted((each.cmdline()[3], each.num_fds()) for each in kept)
+
+
+def _processes_with(folder: Path) -> list[list[str]]:
+    """The command lines of processes that this run of a job has left."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if str(folder) in process.environ().get("HOLDFAST_STORE", ""):
+                found.append(process.cmdline())
+    return found
+
+
 def _undisturbed(folder: Path, arguments: list[str]) -> dict[int, tuple[str, tuple[int, ...]]]:
     ledger = folder / "undisturbed.txt"
     command = [sys.executable, str(TRAINER), str(ledger), *arguments]
@@ -66,9 +124,11 @@ def _undisturbed(folder: Path, arguments: list[str]) -> dict[int, tuple[str, tup
     return {step.iteration: step.outcome for step in read_ledger(ledger)}
 
 
-def _kill_at_random(kills: int, moments: random.Random, ledger: Path, log: Path, last: int) -> None:
+def _kill_at_random(
+    kills: int, moments: random.Random, ledger: Path, log: Path, last: int, first: int = 1
+) -> None:
     """Kill each start a random number of steps after it began, some before their first step."""
-    for start in range(1, kills + 1):
+    for start in range(first, kills + 1):
         pid = _wait_for_start(start, log)
         steps = moments.choice([0, 1, 2, *range(3, 25)])
         _wait_for_steps(steps, pid, ledger, last)
