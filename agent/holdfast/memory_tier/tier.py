@@ -185,6 +185,11 @@ class MemoryTier:
         return False
 
     @property
+    def is_receiving(self) -> bool:
+        """A snapshot of another host is being received."""
+        return False
+
+    @property
     def parent(self) -> str | None:
         """The parent of the loaded snapshot."""
         return self._loaded.draft.parent if self._loaded is not None else None

@@ -63,6 +63,10 @@ class ReplicaServer:
     def slots(self) -> list[SharedBuffer]:
         return [slot for held in self._slots.values() for slot in held]
 
+    @property
+    def is_receiving(self) -> bool:
+        return any(lock.locked() for lock in self._locks.values())
+
     def start(self) -> None:
         """Begin to accept connections. RuntimeError when no thread can be started."""
         threading.Thread(target=self._accept, name="holdfast-peers-accept", daemon=True).start()

@@ -98,6 +98,10 @@ class PeerMemoryTier(MemoryTier):
         return self.sender.is_sending
 
     @property
+    def is_receiving(self) -> bool:
+        return self._server.is_receiving
+
+    @property
     def may_hold_snapshots(self) -> bool:
         return bool(self._snapshots)
 

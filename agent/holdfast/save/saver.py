@@ -50,6 +50,10 @@ class SnapshotMemory(Protocol):
         """Return whether a snapshot is being sent to another host."""
 
     @property
+    def is_receiving(self) -> bool:
+        """Return whether a snapshot of another host is being received."""
+
+    @property
     def parent(self) -> str | None:
         """The parent of the snapshot that this attempt resumed from."""
 
@@ -113,13 +117,18 @@ class Saver:
 
     @property
     def active(self) -> bool:
-        """A copy or a write is under way, or a snapshot is being sent to another host."""
-        return not self.snapshots.idle or self.is_sending
+        """A copy or a write is under way, or a snapshot is being sent to another host or received from one."""
+        return not self.snapshots.idle or self.is_sending or self.is_receiving
 
     @property
     def is_sending(self) -> bool:
         """A snapshot is being sent to another host."""
         return self._memory is not None and self._memory.is_sending
+
+    @property
+    def is_receiving(self) -> bool:
+        """A snapshot of another host is being received."""
+        return self._memory is not None and self._memory.is_receiving
 
     @property
     def under_way(self) -> int:

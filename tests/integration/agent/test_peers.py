@@ -9,13 +9,17 @@ import pytest
 
 from holdfast.checkpoint import restore
 from holdfast.distributed.ranks import Ranks as OneRank
-from holdfast.peers.connection import PeerConnection, PeerRefused, ReadMarker
+from holdfast.format.manifest import TensorRange
+from holdfast.peers.connection import PeerConnection, PeerRefused, ReadMarker, StoreReplica
 from holdfast.peers.places import RankPlace
 from holdfast.peers.tier import open_peer_memory_tier
+from holdfast.save.completion_marker import write_marker
+from holdfast.save.draft import Draft
 from holdfast.save.shared_buffers import SupervisorMemory
 from holdfast.store import open_store
 from holdfast.system import supervisor_channel
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
+from tests.support.eventually import eventually
 from tests.support.multi_rank import launcher as launcher
 
 WORKLOAD = "tests.support.peers_workloads.loses_hosts_and_goes_on"
@@ -173,6 +177,24 @@ def test_a_host_without_a_supervisor_is_named(tier):
     ]
     assert [arena.slot for arena in made.arenas] == [None]
     assert made.sender is None
+
+
+def test_while_a_snapshot_of_another_host_is_received_the_tier_says_so(tier, tmp_path):
+    made, _ = tier(RanksLike(2, machine="other"))
+    place = made._places[0]
+    draft = Draft(
+        job="job", iteration=1, lineage=1, attempt=1, kind="scheduled", created_at=0.0, parent=None, world_size=2,
+        rank=1, slots=[TensorRange("w", "F32", (2,), 0, 8)],
+    )  # fmt: skip
+    write_marker(tmp_path / "marker", draft)
+    assert not made.is_receiving
+    with contextlib.closing(PeerConnection.open(place.address, place.port, place.token)) as connection:
+        connection.send(StoreReplica(marker=(tmp_path / "marker").read_bytes(), size_bytes=draft.size_bytes))
+        connection.receive_reply()  # now it waits for the bytes
+        assert made.is_receiving
+        assert not made.is_sending
+    eventually(lambda: not made.is_receiving, "the end of the transfer")
+    made.release()
 
 
 def test_who_does_not_know_the_token_stores_and_reads_nothing(tier, hosts):
