@@ -39,7 +39,7 @@ import threading
 import time
 import types
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
@@ -52,6 +52,7 @@ NICENESS = 10
 OOM_SCORE = "800"
 """Of 1,000. If memory runs out, the kernel kills this process before any other of the job."""
 PROBE_SECONDS = 20
+THREAD_END_SECONDS = 5.0
 HOLDFAST = str(Path(__file__).resolve().parents[1]) + os.sep
 STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _PR_SET_PDEATHSIG = 1
@@ -237,6 +238,8 @@ class Template:
         thread = threading.Thread(target=context.run, args=(self._import_all,))
         thread.start()
         thread.join()
+        # a fork would copy the locks that the ending thread holds
+        _wait_until(lambda: not os.path.exists(f"/proc/self/task/{thread.native_id}"))
         if self._unusable is not None:
             raise self._unusable
         for variable, value in context.items():
@@ -246,10 +249,7 @@ class Template:
         if self._torch != _torch_settings():
             raise Unusable("", "an import changes settings of torch for its thread")
         _probe()  # OpenBLAS ends its threads before a fork, and starts them again when it needs them
-        until = time.monotonic() + 1.0
-        while _threads() > 1 and time.monotonic() < until:  # the importing thread is still ending
-            time.sleep(0.001)
-        if _threads() > 1:
+        if not _wait_until(lambda: _threads() == 1):
             adding = [each.name for each in self.imports if each.adds_threads]
             raise Unusable(adding[-1] if adding else "", "an import leaves a thread")
         if "late" not in self._excluded and self._has_changed_state():
@@ -354,6 +354,14 @@ def _read(path: str | Path) -> str:
         return ""
 
 
+def _wait_until(condition: Callable[[], bool]) -> bool:
+    """Wait until threads have ended; return whether they have."""
+    until = time.monotonic() + THREAD_END_SECONDS
+    while not (is_met := condition()) and time.monotonic() < until:
+        time.sleep(0.001)
+    return is_met
+
+
 def _threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
@@ -420,11 +428,7 @@ def _torch_settings() -> list[object]:
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return []
-    return [
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.get_num_threads(),
-    ]
+    return [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_num_threads()]
 
 
 def _probe() -> None:
