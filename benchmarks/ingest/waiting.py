@@ -14,8 +14,14 @@ from multiprocessing.connection import Connection
 WAIT_SECONDS = 60
 
 
-def order_latencies_seconds(port: int, token: str, agents: int, orders: int) -> list[float]:
-    """Change the budget of one job at a time, while the agents of all jobs wait in long polls."""
+def order_latencies_seconds(
+    port: int, token: str, agents: int, orders: int, until_all_wait: Callable[[], None]
+) -> list[float]:
+    """Change the budget of one job at a time, while the agents of all jobs wait in long polls.
+
+    Args:
+        until_all_wait: returns when the server has received all long polls.
+    """
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_agents, args=(there, port, token, agents))
     process.start()
@@ -24,7 +30,8 @@ def order_latencies_seconds(port: int, token: str, agents: int, orders: int) -> 
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     choose, versions, latencies = random.Random(1), dict.fromkeys(range(agents), 0), []
     try:
-        here.recv()  # all agents wait
+        here.recv()  # all agents have sent their requests
+        until_all_wait()
         for number in range(orders):
             job = choose.randrange(agents)
             body = json.dumps({"budget": 0.01 + number / 1e5})
@@ -68,7 +75,6 @@ async def _wait_all(pipe: Connection, port: int, token: str, agents: int) -> Non
 
     tasks = [asyncio.create_task(_agent(pipe, port, token, number, waits)) for number in range(agents)]
     await waiting.wait()
-    await asyncio.sleep(2)  # the last polls reach the server's handlers
     pipe.send("waiting")
     closed = asyncio.get_running_loop().run_in_executor(None, _until_closed, pipe)
     await asyncio.wait([closed, *tasks], return_when=asyncio.FIRST_COMPLETED)

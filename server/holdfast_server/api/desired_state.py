@@ -79,8 +79,9 @@ async def _later(
     # Subscribe before the first read, so that no edit between the two is missed.
     with changes.subscribe(job, samples=False) as subscription:
         while True:
-            desired = await db.ask("agents", partial(control.desired, db, job, now=clock()))
-            if desired.version > after or alert_pins not in (None, ",".join(desired.alert_pins)):
+            read = partial(control.newer_desired, db, job, after=after, alert_pins=alert_pins, now=clock())
+            desired = await db.ask("agents", read)
+            if desired is not None:
                 return desired
             remaining = deadline - asyncio.get_running_loop().time()
             if remaining <= 0 or not await subscription.wait(remaining):

@@ -45,6 +45,16 @@ def desired(db: Database, job: str, *, now: float) -> wire.Desired:
         return desired_state.read(session, row, now=now) if row else wire.Desired()
 
 
+def newer_desired(
+    db: Database, job: str, *, after: int, alert_pins: str | None, now: float
+) -> wire.Desired | None:
+    """Return the desired state if its version is after `after`, or other checkpoints are kept for alerts."""
+    with db.read() as session:
+        if not desired_state.is_newer(session, job, after=after, alert_pins=alert_pins):
+            return None
+    return desired(db, job, now=now)
+
+
 @job_transaction
 def edit(
     session: Session, job: str, changes: DesiredChanges, *, version: int | None, who: str, now: float

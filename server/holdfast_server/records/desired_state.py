@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import UNSET
-from sqlalchemy import select, update
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
 
 from holdfast.pacing import parse_budget, parse_every, parse_policy
@@ -26,7 +26,7 @@ from holdfast.units import FixedInterval, duration, exact_percent, format_interv
 from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting, VersionConflict
-from holdfast_server.db import Database, named_jobs
+from holdfast_server.db import Database, Statement, named_jobs
 from holdfast_server.records import audit
 from holdfast_server.records.interval_status import paced_of
 
@@ -92,6 +92,14 @@ _PINS = (
     .where(_points.job.in_(named_jobs()), _points.pinned_at.is_not(None))
     .order_by(_points.id)
 )
+_VERSION = Statement(
+    select(models.JobRecord.version, models.JobRecord.pins_known).where(models.JobRecord.name == bindparam("job"))
+)
+_PINNED = Statement(
+    select(_points.id, _points.pinned_by)
+    .where(_points.job == bindparam("job"), _points.pinned_at.is_not(None))
+    .order_by(_points.id)
+)
 _VERIFICATIONS = (
     select(_verifications.job, _verifications.request, _verifications.checkpoint, _verifications.against)
     .where(_verifications.job.in_(named_jobs()), _verifications.state.in_(OPEN_VERIFICATIONS))
@@ -100,6 +108,19 @@ _VERIFICATIONS = (
 
 
 # ---- desired state ------------------------------------------------------------------------------
+
+
+def is_newer(session: Session, job: str, *, after: int, alert_pins: str | None) -> bool:
+    """Return whether the version is after `after`, or the alert pins are others than these, separated by commas.
+
+    A connected agent asks this again and again, mostly in vain. It takes a tenth of the time of `read`, or less.
+    """
+    connection = session.connection()
+    version, pins_known = _VERSION.first(connection, {"job": job}) or (0, False)
+    if version > after or alert_pins is None:
+        return bool(version > after)
+    pinned = _PINNED.all(connection, {"job": job}) if pins_known else []
+    return alert_pins != ",".join(checkpoint for checkpoint, who in pinned if is_alert(who))
 
 
 def read(session: Session, job: models.JobRecord, *, now: float) -> Desired:

@@ -324,14 +324,14 @@ def test_a_waiting_agent_hears_of_an_edit_at_once(serve, fresh_agent):
 
 
 def test_an_agent_that_waits_is_not_looked_up_for_at_each_of_its_own_reports(job, client, monkeypatch):
-    looked, desired = [], control.desired
+    looked, newer_desired = [], control.newer_desired
 
     def looking(*asked, **options):
-        found = desired(*asked, **options)
-        looked.append(found.version)
+        found = newer_desired(*asked, **options)
+        looked.append(found and found.version)
         return found
 
-    monkeypatch.setattr(control, "desired", looking)
+    monkeypatch.setattr(control, "newer_desired", looking)
     poll = threading.Thread(target=lambda: client.get(f"{JOB}/desired?after=0&wait=60"))
     poll.start()
     while not looked:

@@ -46,16 +46,16 @@ def connections():
 def test_agents_that_wait_hold_neither_a_thread_nor_a_connection(client, agent, monkeypatch, connections):
     agent.start()
     count = 4 * THREADS["agents"]
-    looked, all_wait, desired = [], threading.Event(), control.desired
+    looked, all_wait, newer_desired = [], threading.Event(), control.newer_desired
 
     def looking(*asked, **options):
-        found = desired(*asked, **options)
+        found = newer_desired(*asked, **options)
         looked.append(found)
         if len(looked) == count:
             all_wait.set()
         return found
 
-    monkeypatch.setattr(control, "desired", looking)
+    monkeypatch.setattr(control, "newer_desired", looking)
     polls = [threading.Thread(target=client.get, args=(f"{JOB}/desired?after=0&wait=60",)) for _ in range(count)]
     for poll in polls:
         poll.start()
