@@ -108,6 +108,13 @@ def _parse_compress(value: bool | str) -> bool:
     return found
 
 
+def _parse_incremental(value: bool | str) -> bool | Literal["auto"]:
+    found: bool | Literal["auto"] = "auto" if value == "auto" else _parse_flag("incremental", value)
+    if found and find_spec("numpy") is None:
+        raise ValueError(f"incremental={value!r}: it needs numpy: pip install numpy, or give off")
+    return found
+
+
 def setting(
     default: Any,
     meaning: str,
@@ -218,6 +225,13 @@ class Config:
         _parse_compress,
         shown="`off`",
     )
+    incremental: bool | Literal["auto"] = setting(
+        False,
+        "whether only the [rows that changed](incremental.md) are written of tensors in which few do: `auto`, "
+        "`on` for all large tensors, or `off`",
+        _parse_incremental,
+        shown="`off`",
+    )
     debug: bool = setting(
         False,
         "digest every tensor before and after its copy, while training waits",
@@ -283,6 +297,7 @@ class Config:
         return dataclasses.replace(
             self,
             compress=compress,
+            incremental=False if is_disabled("incremental") else self.incremental,
             parity=None if is_disabled("parity") else self.parity,
             peers=0 if is_disabled("peers") else self.peers,
         )

@@ -12,6 +12,7 @@ VARIABLE = "HOLDFAST_DISABLE"
 STRATEGIES = {
     "device-copy": "snapshots are copied to host memory at once, not within device memory first",
     "drain": "checkpoints are not copied to another store, whatever the setting drain says",
+    "incremental": "all rows of a tensor are written, whatever the setting incremental says",
     "inventory": "state that no checkpoint holds is not looked for",
     "links": "unchanged files are written again instead of linked",
     "memory-tier": "the supervisor's memory neither keeps snapshots nor completes them after a crash",

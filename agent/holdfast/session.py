@@ -93,6 +93,8 @@ class Session:
             Default: HOLDFAST_PARITY, else off.
         compress: compress checkpoints without loss, as byte planes, where that makes them smaller. It pauses while
             encoding would lengthen the interval or exceed the budget. Default: HOLDFAST_COMPRESS, else no.
+        incremental: write only the rows that changed of tensors in which few do. "auto": of those that samples
+            choose; True: of all large tensors. Default: HOLDFAST_INCREMENTAL, else no.
         debug: digest every tensor before and after it is copied, while training waits, so that not even one
             element can change unseen meanwhile. Default: HOLDFAST_DEBUG, else no.
         owner: who launched the job, as the fleet shows it. Default: HOLDFAST_OWNER, else the user it runs as.
@@ -141,6 +143,7 @@ class Session:
         peers: int | None = None,
         parity: str | None = None,
         compress: bool | None = None,
+        incremental: bool | Literal["auto"] | None = None,
         debug: bool | None = None,
         owner: str | None = None,
         labels: Mapping[str, str] | None = None,
@@ -240,6 +243,7 @@ class Session:
                 max_in_flight=options.max_in_flight,
                 ranks=optional_parts.rank_commit(ranks, store, retention),
                 make_room=retention.make_room,
+                planner=optional_parts.incremental_planner(options, store),
             ),
             retention,
             reports,

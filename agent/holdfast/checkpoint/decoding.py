@@ -6,17 +6,24 @@ import bisect
 import ctypes
 import threading
 import weakref
+from collections.abc import Callable
 
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
-from holdfast.format.encoding import Encoding, decode_block
+from holdfast.format.encoding import LAYERED, Encoding, decode_block
 from holdfast.store.base import FileReader
 from holdfast.system.host_memory import fresh_memory, populate
 
 
-def decoded(file: fmt.File, reader: FileReader) -> FileReader:
-    """Return a reader of the plain file, given one of the stored file."""
-    return reader if file.encoding is None else _DecodingReader(file, file.encoding, reader)
+def decoded(file: fmt.File, reader: FileReader, open_layer: Callable[[str], FileReader]) -> FileReader:
+    """Return a reader of the plain file, given one of the stored file, and what opens the files laid over it."""
+    if (encoding := file.encoding) is None:
+        return reader
+    if encoding.codec == LAYERED:
+        from holdfast.incremental.layered_file import LayeredReader
+
+        return LayeredReader(file, encoding, reader, open_layer)
+    return _DecodingReader(file, encoding, reader)
 
 
 class _ThreadMemory(threading.local):

@@ -120,6 +120,8 @@ def _joined(lost: Sequence[LostNumbers]) -> list[LostNumbers]:
 
 def _read_partly(found: RepairedFile, ranges: Iterable[FileRange], *, keep: bool = True) -> Iterator[LostNumbers]:
     """Read ranges of a file, and yield what is lost of each of their tensors."""
+    if found.file.encoding is not None and found.file.keeps_positions:  # the files laid over it count as well
+        raise DamagedCheckpoint(found.file.name, "is not restored in part: other files are laid over it")
     with found.open() as reader:
         partial = _PartialReader(found, reader)
         for each in ranges:

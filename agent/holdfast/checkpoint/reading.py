@@ -49,7 +49,7 @@ class FileRange:
         self, file: fmt.File, digests: Sequence[fmt.DigestRange], tensors: Sequence[fmt.Tensor] = ()
     ) -> None:
         self.file, self.digests, self.tensors = file, digests, tensors
-        unit = fmt.BLOCK_BYTES if file.encoding is None else 1
+        unit = fmt.BLOCK_BYTES if file.keeps_positions else 1
         self.start = digests[0].start // unit * unit
         """File offset of the memory: the start of the block with the first byte."""
         self.end = min(-(-digests[-1].end // unit) * unit, file.raw_bytes)
@@ -68,7 +68,7 @@ class FileRange:
 
     def blocks(self) -> Iterator[tuple[int, int]]:
         """Yield at least one block, so that a range of empty tensors is verified as well."""
-        if (encoding := self.file.encoding) is not None:
+        if (encoding := self.file.encoding) is not None and not self.file.keeps_positions:
             yield from self._encoded_blocks(encoding.raw_starts)
             return
         for start in range(self.start, max(self.end, self.start + 1), READ_BYTES):
@@ -96,6 +96,8 @@ def ranges_to_load(
     copied, while an optimizer keeps its own. Small tensors, which are always copied, share the range of the
     header; in a small file all tensors do.
     """
+    if file.name.endswith(fmt.REGION_SUFFIX):  # read, and verified, with the file that it is laid over
+        return
     tensors = sorted(fmt.tensors_of(manifest, file.name), key=lambda tensor: tensor.start)
     groups = [list(group) for _, group in itertools.groupby(tensors, key=lambda each: _memory_owner(file, each))]
     if only is not None:
@@ -204,17 +206,32 @@ def read(
     work.run(threads or store.read_threads, progress)
 
 
-def open_whole(store: Store, job: str, checkpoint: str, file: fmt.File, *, from_disk: bool) -> FileReader:
-    """Open a file of a checkpoint, and decode it. DamagedCheckpoint when it is missing or has another size."""
+def open_whole(
+    store: Store,
+    job: str,
+    checkpoint: str,
+    file: fmt.File,
+    *,
+    from_disk: bool,
+    open_layer: Callable[[str], FileReader] | None = None,
+) -> FileReader:
+    """Open a file of a checkpoint, and decode it. DamagedCheckpoint when it is missing or has another size.
+
+    `open_layer` opens the files that are laid over it; by default in the store.
+    """
+
+    def open_in_store(name: str) -> FileReader:
+        return store.open_file(job, checkpoint, name, from_disk=from_disk)
+
     with contextlib.ExitStack() as undo:
         opened = undo.enter_context(store.open_file(job, checkpoint, file.name, from_disk=from_disk))
         fmt.check_size(file, opened.size_bytes)
-        undo.pop_all()
-        if file.encoding is None:
-            return opened
-        from holdfast.checkpoint.decoding import decoded  # only for files that are encoded
+        if file.encoding is not None:
+            from holdfast.checkpoint.decoding import decoded  # only for files that are encoded
 
-        return decoded(file, opened)
+            opened = decoded(file, opened, open_layer or open_in_store)
+        undo.pop_all()
+        return opened
 
 
 class RateLimiter:

@@ -15,6 +15,7 @@ from holdfast.checkpoint import reading
 from holdfast.checkpoint.block_repair import BlockReader, DigestTables, find_damaged, recover_blocks
 from holdfast.checkpoint.decoding import decoded
 from holdfast.checkpoint.reading import FileRange, Progress
+from holdfast.checkpoint.stored_manifest import read_stored
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.important import RANGE_BYTES, ImportantRanges
@@ -69,11 +70,21 @@ def read_repairing(
         if progress is not None:
             progress(total_bytes - left_bytes + now_bytes, total_bytes)
 
+    def source_of(name: str) -> Store:
+        return other if other is not None and name in elsewhere else store
+
+    def open_layer(name: str) -> FileReader:
+        if name in repaired:
+            return repaired[name].open()
+        return source_of(name).open_file(job, checkpoint, name, from_disk=from_disk or not keep)
+
     def open_file(file: fmt.File) -> FileReader:
         if file.name in repaired:
-            return decoded(file, repaired[file.name].open())
-        source = other if other is not None and file.name in elsewhere else store
-        return reading.open_whole(source, job, checkpoint, file, from_disk=from_disk or not keep)
+            return decoded(file, repaired[file.name].open(), open_layer)
+        source = source_of(file.name)
+        return reading.open_whole(
+            source, job, checkpoint, file, from_disk=from_disk or not keep, open_layer=open_layer
+        )
 
     other: Store | None = None
     while True:
@@ -84,7 +95,7 @@ def read_repairing(
                 open_file=open_file, keep=keep, sink=deliver, progress=advance, **options,
             )  # fmt: skip
         except DamagedCheckpoint as damage:
-            file = _damaged_file(damage, left)
+            file = _damaged_file(damage, left) or _damaged_layer(store, job, checkpoint, damage)
             if file is None or file.name in elsewhere:
                 raise
             known, pace = repaired.pop(file.name, None), options.get("pace")
@@ -125,6 +136,15 @@ def _repair(
 def _damaged_file(damage: DamagedCheckpoint, ranges: Sequence[FileRange]) -> fmt.File | None:
     name = posixpath.basename(damage.file)
     return next((each.file for each in ranges if each.file.name == name), None)
+
+
+def _damaged_layer(store: Store, job: str, checkpoint: str, damage: DamagedCheckpoint) -> fmt.File | None:
+    """Return the damaged file if it is one that is laid over others, and so in no range."""
+    name = posixpath.basename(damage.file)
+    if not name.endswith(fmt.REGION_SUFFIX):
+        return None
+    manifest = read_stored(store, job, checkpoint).manifest
+    return next((each for each in manifest.files if each.name == name), None)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ import msgspec
 import torch
 
 from holdfast.checkpoint import reading, restore
-from holdfast.checkpoint.decoding import decoded
 from holdfast.checkpoint.degraded import describe_degraded
 from holdfast.checkpoint.reading import FileRange, RateLimiter
 from holdfast.errors import DamagedCheckpoint, HoldfastError
@@ -155,9 +154,8 @@ class _OtherCheckpoint:
 
     def _open(self, file: fmt.File) -> FileReader:
         if file.name not in self._readers:
-            opened = self._store.open_file(self._job, self._checkpoint, file.name)
-            self._readers[file.name] = _OpenReader(decoded(file, opened))
-            fmt.check_size(file, opened.size_bytes)
+            opened = reading.open_whole(self._store, self._job, self._checkpoint, file, from_disk=False)
+            self._readers[file.name] = _OpenReader(opened)
         return self._readers[file.name]
 
     def close(self) -> None:

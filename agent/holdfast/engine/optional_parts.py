@@ -17,6 +17,7 @@ from holdfast.telemetry.reporter import Reporter
 if TYPE_CHECKING:
     from holdfast.engine.draining import DrainQueue
     from holdfast.engine.earlier_start import EarlierStart
+    from holdfast.incremental.planner import IncrementalPlanner
     from holdfast.memory_tier.tier import MemoryTier
     from holdfast.save.compression import Compression
     from holdfast.save.two_phase_commit import RankCommit
@@ -52,6 +53,15 @@ def compression(options: Config, ranks: Ranks, controller: Controller, reporter:
     from holdfast.save.compression import Compression
 
     return Compression(controller, reporter)
+
+
+def incremental_planner(options: Config, store: Store) -> IncrementalPlanner | None:
+    """Return what decides which tensors are written in part."""
+    if not options.incremental:
+        return None
+    from holdfast.incremental.planner import MOST_COPIED_REGIONS, MOST_REGIONS, IncrementalPlanner
+
+    return IncrementalPlanner(options.incremental, MOST_REGIONS if store.shares_files else MOST_COPIED_REGIONS)
 
 
 def rank_commit(ranks: Ranks, store: Store, retention: RetentionQueue) -> RankCommit | None:

@@ -17,6 +17,8 @@ import xxhash
 from holdfast.errors import UnknownFormat
 
 CODEC = "byte-planes"
+LAYERED = "layers"
+"""A base file, over which region files are laid."""
 MOST_BLOCK_BYTES = 16 << 20
 OWN_BLOCK_BYTES = 1 << 20
 """A tensor of at least this size shares no block with others: what is gained is decided for each block."""
@@ -32,6 +34,14 @@ class EncodedBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Digest of the stored bytes. The digests of tensors verify what is decoded."""
 
 
+class StoredLayer(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A region file, which is also one of the files of the checkpoint."""
+
+    name: str
+    size_bytes: int
+    digest: str
+
+
 class Encoding(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """How a payload file is stored."""
 
@@ -39,7 +49,9 @@ class Encoding(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     raw_bytes: int
     """Size of the plain file."""
     blocks: list[EncodedBlock]
-    """All blocks, in file order."""
+    """All blocks, in file order. Those of a base file are as they are, its header but for the first bytes."""
+    layers: list[StoredLayer] | msgspec.UnsetType = msgspec.UNSET
+    """The region files to lay over a base file, in this order; absent for others."""
 
     @functools.cached_property
     def raw_starts(self) -> list[int]:
@@ -57,14 +69,17 @@ class Encoding(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         Raises:
             UnknownFormat: a newer Holdfast encoded it.
         """
-        if self.codec != CODEC:
+        if self.codec not in (CODEC, LAYERED):
             raise UnknownFormat(f"{file} has the unknown encoding {self.codec!r}: upgrade holdfast to restore it")
         for number, block in enumerate(self.blocks):
             is_sound = 0 < block.stored_bytes <= block.raw_bytes <= MOST_BLOCK_BYTES
+            is_sound &= self.codec == CODEC or block.stored_bytes == block.raw_bytes
             if not is_sound or not _DIGEST.fullmatch(block.digest):
                 return f"{file} has an invalid encoded block {number}"
         if self.stored_starts[-1] != stored_bytes or self.raw_starts[-1] != self.raw_bytes:
             return f"the encoded blocks of {file} do not make up its {stored_bytes} bytes"
+        if (self.layers is msgspec.UNSET) == (self.codec == LAYERED):
+            return f"{file} has layers, or lacks them"
         return None
 
 

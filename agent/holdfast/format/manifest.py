@@ -16,7 +16,7 @@ import msgspec
 import xxhash
 
 from holdfast.errors import DamagedCheckpoint
-from holdfast.format.encoding import Encoding
+from holdfast.format.encoding import LAYERED, Encoding
 from holdfast.format.important import FileContents, PlacedTensor
 from holdfast.format.parity_file import ParityFile
 from holdfast.protocol.wire import Origin
@@ -24,6 +24,8 @@ from holdfast.retention import LoggedMetric
 
 FORMAT = 2
 MANIFEST = "manifest.json"
+REGION_SUFFIX = ".rows"
+"""How the names of files end that are laid over others. They consist of a header, for digests of the manifest."""
 DIGEST = "xxh3-128"
 CHUNK_BYTES = 16 << 20
 """Maximum size of the range that one digest covers, and so the precision with which damage is located."""
@@ -83,6 +85,11 @@ class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def raw_bytes(self) -> int:
         """Size of the plain file."""
         return self.size_bytes if self.encoding is None else self.encoding.raw_bytes
+
+    @property
+    def keeps_positions(self) -> bool:
+        """Whether the bytes of the plain file are at the same positions of the stored one, or laid over it."""
+        return self.encoding is None or self.encoding.codec == LAYERED
 
     @property
     def stored_bytes(self) -> int:

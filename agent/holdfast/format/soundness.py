@@ -83,7 +83,11 @@ def _names_fault(files: Sequence[File | FileSummary]) -> str | None:
 
 
 def _file_fault(files: Sequence[File]) -> str | None:
+    stored = {(file.name, file.size_bytes, file.header_digest) for file in files}
     for file in files:
+        for layer in (file.encoding.layers or ()) if file.encoding is not None else ():
+            if (layer.name, layer.size_bytes, layer.digest) not in stored:
+                return f"{file.name} has the layer {layer.name!r}, which is not a file of the checkpoint"
         if file.encoding is not None and (reason := file.encoding.fault(file.name, file.size_bytes)):
             return reason
         if not 0 <= file.header_bytes <= file.raw_bytes <= MOST_BYTES:

@@ -21,6 +21,7 @@ from holdfast.store import Store
 from holdfast.system.io_pool import lower_cpu_priority
 
 if TYPE_CHECKING:
+    from holdfast.incremental.planner import IncrementalPlanner
     from holdfast.save.two_phase_commit import RankCommit
 
 logger = logging.getLogger("holdfast")
@@ -32,7 +33,7 @@ class Persister:
     """Writes up to `max_in_flight` runs at the same time, in the order submitted, on threads of lower priority.
 
     `ranks` commits with the other ranks of the job, if there are any. `make_room` is called when the store is
-    full; if it returns True, the run is written again.
+    full; if it returns True, the run is written again. `planner` decides which tensors are written in part.
     """
 
     def __init__(
@@ -42,9 +43,10 @@ class Persister:
         max_in_flight: int = 1,
         ranks: RankCommit | None = None,
         make_room: MakeRoom = lambda error: False,
+        planner: IncrementalPlanner | None = None,
     ) -> None:
         self._store, self._max_in_flight, self._ranks = store, max_in_flight, ranks
-        self._make_room = make_room
+        self._make_room, self._planner = make_room, planner
         self._threads: list[threading.Thread] = []
         self._work: queue.SimpleQueue[Run | tuple[int, str] | None] = queue.SimpleQueue()
         """Runs to write, and (number, reason) of those to decline; `None` ends one thread."""
@@ -101,6 +103,8 @@ class Persister:
                 return
             started = time.perf_counter()
             state, result, written = self._persist(run)
+            if self._planner is not None:
+                self._planner.settle(run.id, is_durable=state is RunState.DURABLE)
             run.end(state, dataclasses.replace(result, seconds=time.perf_counter() - started), written)
         except Exception:  # keep the thread alive: a defect must not stop later checkpoints
             logger.exception("checkpoint %s did not settle", run.id)
@@ -111,7 +115,8 @@ class Persister:
         def write(unwritten: Draft) -> Draft:
             nonlocal draft
             assert run.arena is not None
-            draft = write_checkpoint(self._store, unwritten, run.arena.bytes(run.size_bytes), run.marker)
+            payload = run.arena.bytes(run.size_bytes)
+            draft = write_checkpoint(self._store, unwritten, payload, run.marker, self._planner)
             return draft
 
         try:

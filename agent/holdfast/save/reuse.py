@@ -119,6 +119,8 @@ def _is_reusable(file: fmt.File, draft: Draft) -> bool:
     source, code = file.written_by or draft.parent, draft.parity
     if source == draft.id or not file.name.startswith(f"{stem_of(draft.rank, source)}."):
         return False
+    if file.encoding is not None and file.keeps_positions:  # it is linked only with what is laid over it
+        return False
     if (file.encoding and is_disabled("planes")) or (file.parity and is_disabled("parity")):
         return False
     return code is None or (file.parity is not None and file.parity.code == code)

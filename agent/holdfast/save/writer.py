@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -28,6 +29,10 @@ from holdfast.save.reuse import Reuse, find_unchanged, stem_of
 from holdfast.store import CheckpointWriter, Store
 from holdfast.system import io_pool
 
+if TYPE_CHECKING:
+    from holdfast.incremental.planner import IncrementalPlanner
+    from holdfast.save.layered_files import LayeredFiles
+
 UNKNOWN_CONTENT_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
 """Errors of a device or file server after which the content on disk is unknown. A second fsync of the file may
 succeed without writing, so the checkpoint is written again to new files."""
@@ -43,6 +48,7 @@ def write_checkpoint(
     draft: Draft,
     payload: memoryview,
     marker: Path | None = None,
+    planner: IncrementalPlanner | None = None,
 ) -> Draft:
     """Write and commit a checkpoint, or write this rank's part of one that rank 0 began.
 
@@ -50,6 +56,7 @@ def write_checkpoint(
         draft: with `tensors` where they are known, as from a completion marker.
         payload: the bytes, which must not change until this returns.
         marker: path of the completion marker; None if the memory does not outlive the process.
+        planner: decides which tensors are written in part; without it, all are written in full.
 
     Returns:
         The draft with what was written.
@@ -59,17 +66,30 @@ def write_checkpoint(
     """
     writing = _Writing(store, draft, payload, marker)
     try:
+        layered = _plan_layers(planner, draft, payload)
+        whole = draft
+        if layered is not None:
+            whole = msgspec.structs.replace(draft, unchanged=draft.unchanged - layered.names)
+        reuse = find_unchanged(store, whole, writing.tensors)
         if draft.folder is not None:
-            return writing.part(draft.folder)
+            return writing.part(draft.folder, reuse, layered)
         try:
-            return writing.attempt(find_unchanged(store, draft, writing.tensors))
+            return writing.attempt(reuse, layered)
         except OSError as error:
             if error.errno not in UNKNOWN_CONTENT_ERRORS:
                 raise
-        return writing.attempt(Reuse())
+        return writing.attempt(Reuse(), None)
     finally:
         # the payload may change once this returns, also after an error
         concurrent.futures.wait([writing.tensors])
+
+
+def _plan_layers(planner: IncrementalPlanner | None, draft: Draft, payload: memoryview) -> LayeredFiles | None:
+    if planner is None:
+        return None
+    from holdfast.save.layered_files import plan_layers
+
+    return plan_layers(planner, draft, payload)
 
 
 class _Writing:
@@ -90,45 +110,49 @@ class _Writing:
         self._encode_seconds = 0.0
         self.tensors: Future[list[fmt.Tensor]] = io_pool.submit(self._describe_and_mark)
 
-    def attempt(self, reuse: Reuse) -> Draft:
+    def attempt(self, reuse: Reuse, layered: LayeredFiles | None) -> Draft:
         """Write to a new folder and commit."""
         draft = self._draft
-        writer = self._store.begin(draft.job, draft.id, draft.attempt, self._stored_bytes(reuse))
+        writer = self._store.begin(draft.job, draft.id, draft.attempt, self._stored_bytes(reuse, layered))
         try:
-            written = self._write(writer, reuse)
+            written = self._write(writer, reuse, layered)
             self._commit(writer, manifest_file_of(written))
         except BaseException:  # also on Ctrl-C: remove the partial checkpoint
             writer.abort()
             raise
         return written
 
-    def part(self, folder: str) -> Draft:
+    def part(self, folder: str, reuse: Reuse, layered: LayeredFiles | None) -> Draft:
         """Write this rank's files to the folder that rank 0 began, and make them durable."""
         draft = self._draft
-        reuse = find_unchanged(self._store, draft, self.tensors)
-        writer = self._store.join(draft.job, draft.id, draft.attempt, folder, self._stored_bytes(reuse))
-        written = self._write(writer, reuse)
+        size_bytes = self._stored_bytes(reuse, layered)
+        writer = self._store.join(draft.job, draft.id, draft.attempt, folder, size_bytes)
+        written = self._write(writer, reuse, layered)
         index = encode_index(index_of(written.files, written.tensors, written.own_state))
         write_part(writer, index_name(draft.rank), index, copied=has_copies(written.files))
         writer.make_durable()
         return msgspec.structs.replace(written, index=rank_entry(index, written.files))
 
-    def _stored_bytes(self, reuse: Reuse) -> int:
+    def _stored_bytes(self, reuse: Reuse, layered: LayeredFiles | None) -> int:
         code = self._draft.parity
         linked_bytes = sum(tensor.end - tensor.start for tensor in reuse.tensors.values())
+        linked_bytes += layered.linked_bytes if layered is not None else 0
         size_bytes = len(self._header) + len(self._payload) - linked_bytes
         return size_bytes + (parity_bytes(code, size_bytes) if code is not None else 0)
 
-    def _write(self, writer: CheckpointWriter, reuse: Reuse) -> Draft:
+    def _write(self, writer: CheckpointWriter, reuse: Reuse, layered: LayeredFiles | None) -> Draft:
         """Link what can be reused and write the rest."""
-        linked = [file for file in reuse.files if self._link(writer, file)]
+        linked = [file for file in reuse.files if self.link(writer, file, self._draft.parent)]
         names = {file.name for file in linked}
         entries = {name: tensor for name, tensor in reuse.tensors.items() if tensor.file in names}
         apart = {*reuse.apart, *reuse.tensors} - entries.keys()
-        if not (entries or apart or self._draft.compress):
-            file, seconds = self._write_file(writer, self._file, self._header, self._draft.slots, [self._payload])
+        if not (entries or apart or self._draft.compress or layered):
+            file, seconds = self.write_file(writer, self._file, self._header, self._draft.slots, [self._payload])
             return self._written([file], self.tensors.result(), seconds)
         files, total_seconds, slots = list[fmt.File](), 0.0, self._draft.slots
+        if layered is not None:
+            files, placed, total_seconds = layered.write(self, writer)
+            entries |= placed
         own = [slot for slot in slots if slot.name not in apart and slot.name not in entries]
         shared = [slot for slot in slots if slot.name in apart]
         rank = self._draft.rank
@@ -142,7 +166,7 @@ class _Writing:
                 file, seconds = self._write_group(writer, name, header, moved, group, runs)
                 files.append(file)
                 total_seconds += seconds
-                entries |= self._entries(moved, file.name, len(header))
+                entries |= self.entries(moved, file.name, len(header))
         return self._written([*files, *linked], [entries[slot.name] for slot in slots], total_seconds)
 
     def _written(self, files: list[fmt.File], tensors: list[fmt.Tensor], write_seconds: float) -> Draft:
@@ -183,14 +207,14 @@ class _Writing:
                 parts, encoding = encode_parts(header, self._payload, cut_blocks(ranges))
                 if encoding is not None:
                     self._encode_seconds += time.perf_counter() - started
-                    return self._write_file(writer, f"{stem}{ENCODED}", header, moved, parts, encoding)
+                    return self.write_file(writer, f"{stem}{ENCODED}", header, moved, parts, encoding)
             self._encode_seconds += time.perf_counter() - started
         pieces = [self._payload[start:end] for start, end in runs]
-        return self._write_file(writer, f"{stem}{PLAIN}", header, moved, pieces)
+        return self.write_file(writer, f"{stem}{PLAIN}", header, moved, pieces)
 
-    def _link(self, writer: CheckpointWriter, file: fmt.File) -> bool:
-        """Link a file of the parent and its parity file. If that fails, its tensors are written."""
-        job, parent = self._draft.job, self._draft.parent
+    def link(self, writer: CheckpointWriter, file: fmt.File, source: str | None) -> bool:
+        """Link a file of the checkpoint `source` and its parity file. If that fails, its tensors are written."""
+        job, parent = self._draft.job, source
         assert parent is not None
         try:
             with self._store.open_file(job, parent, file.name) as opened:
@@ -203,7 +227,7 @@ class _Writing:
             return False
         return True
 
-    def _write_file(
+    def write_file(
         self,
         writer: CheckpointWriter,
         name: str,
@@ -227,7 +251,7 @@ class _Writing:
         entry = _file(name, header, sum(map(len, parts)))
         return msgspec.structs.replace(entry, parity=parity, encoding=encoding), seconds
 
-    def _entries(self, slots: Sequence[fmt.TensorRange], name: str, header_bytes: int) -> dict[str, fmt.Tensor]:
+    def entries(self, slots: Sequence[fmt.TensorRange], name: str, header_bytes: int) -> dict[str, fmt.Tensor]:
         """Return the manifest entries of tensors that are in the file `name`, behind its header."""
         known = {tensor.name: tensor for tensor in self.tensors.result()}
         return {
