@@ -107,7 +107,7 @@ class LayeredWrite:
         """Return the same with a base file in place of links."""
         return replace(self, before=None, kept=(), leaves={})
 
-    def region_parts(self, payload: memoryview, places: Mapping[str, TensorRange]) -> list[Any]:
+    def region_parts(self, payload: memoryview, places: Mapping[str, fmt.Tensor]) -> list[Any]:
         """Return the parts of the region file, given the positions of the tensors in the plain file."""
         tensors, rows = [], []
         for name, leaves in self.leaves.items():
@@ -117,9 +117,9 @@ class LayeredWrite:
             data = _bytes_of(slot, payload)
             whole = whole_leaves(data, size)
             inside = leaves[leaves < len(whole)]
-            rows.append(memoryview(whole.index_select(0, inside).numpy()).cast("B"))
+            rows.append(whole.index_select(0, inside).flatten().numpy().data)
             if len(inside) < len(leaves):
-                rows.append(memoryview(data[whole.numel() :].numpy()).cast("B"))
+                rows.append(data[whole.numel() :].numpy().data)
             tensors.append((places[name].start, places[name].end, size, leaves.numpy()))
         return encode_region(tensors, rows) if tensors else []
 
@@ -287,7 +287,7 @@ def _region_bytes(slots: Mapping[str, TensorRange], leaves: Mapping[str, torch.T
 
 def _union(regions: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     names = dict.fromkeys(name for leaves in regions for name in leaves)
-    return {name: torch.cat([leaves[name] for leaves in regions if name in leaves]).unique() for name in names}
+    return {name: torch.unique(torch.cat([each[name] for each in regions if name in each])) for name in names}
 
 
 def _sampled(lineage: int, slots: Mapping[str, TensorRange], payload: memoryview) -> _Samples:

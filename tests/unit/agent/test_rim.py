@@ -21,6 +21,7 @@ RIM = {
     "codecs": ["codecs"],
     "commands": ["commands"],
     "encoded-files": ["checkpoint.decoding", "save.compression"],
+    "incremental": ["incremental", "save.layered_files"],
     "integrations": ["integrations"],
     "inventory": ["inventory"],
     "loss-curve": ["pacing.coci", "pacing.loss_curve"],
