@@ -39,6 +39,7 @@ MOST_LABEL = 64
 """Characters."""
 DEFAULT_GRACE_SECONDS = 30.0
 """Between SIGTERM and SIGKILL, where nothing else is set: that of Kubernetes and of Slurm."""
+HOST_STATES = ("auto", "copy", "fork")
 FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -113,6 +114,12 @@ def _parse_incremental(value: bool | str) -> bool | Literal["auto"]:
     if found and find_spec("numpy") is None:
         raise ValueError(f"incremental={value!r}: it needs numpy: pip install numpy, or give off")
     return found
+
+
+def _parse_host_state(value: str) -> str:
+    if value not in HOST_STATES:
+        raise ValueError(f"host_state={value!r}: give one of {', '.join(HOST_STATES)}")
+    return value
 
 
 def setting(
@@ -232,6 +239,12 @@ class Config:
         _parse_incremental,
         shown="`off`",
     )
+    host_state: Literal["auto", "copy", "fork"] = setting(
+        "auto",
+        "how large arrays outside of models and optimizers are saved: `copy`, or from a "
+        "[fork](host-state.md) of the process without a second copy; `auto` chooses",
+        _parse_host_state,
+    )
     debug: bool = setting(
         False,
         "digest every tensor before and after its copy, while training waits",
@@ -300,6 +313,7 @@ class Config:
             incremental=False if is_disabled("incremental") else self.incremental,
             parity=None if is_disabled("parity") else self.parity,
             peers=0 if is_disabled("peers") else self.peers,
+            host_state="copy" if is_disabled("fork") else self.host_state,
         )
 
     @property

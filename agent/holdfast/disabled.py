@@ -13,6 +13,7 @@ STRATEGIES = {
     "device-copy": "snapshots are copied to host memory at once, not within device memory first",
     "drain": "checkpoints are not copied to another store, whatever the setting drain says",
     "incremental": "all rows of a tensor are written, whatever the setting incremental says",
+    "fork": "host state is copied, whatever the setting host_state says",
     "inventory": "state that no checkpoint holds is not looked for",
     "links": "unchanged files are written again instead of linked",
     "memory-tier": "the supervisor's memory neither keeps snapshots nor completes them after a crash",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from holdfast.checkpoint.retention_queue import RetentionQueue
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from holdfast.incremental.planner import IncrementalPlanner
     from holdfast.memory_tier.tier import MemoryTier
     from holdfast.save.compression import Compression
+    from holdfast.save.host_state import HostStateForks
     from holdfast.save.two_phase_commit import RankCommit
 
 
@@ -62,6 +64,32 @@ def incremental_planner(options: Config, store: Store) -> IncrementalPlanner | N
     from holdfast.incremental.planner import MOST_COPIED_REGIONS, MOST_REGIONS, IncrementalPlanner
 
     return IncrementalPlanner(options.incremental, MOST_REGIONS if store.shares_files else MOST_COPIED_REGIONS)
+
+
+def host_state_forks(
+    store: Store, options: Config, reporter: Reporter, memory: MemoryTier | None
+) -> HostStateForks | None:
+    """Return what writes large arrays from a fork of the process; None where they are copied."""
+    if options.host_state == "copy":
+        return None
+    reason = None
+    if sys.platform != "linux":
+        reason = "it needs Linux"
+    elif not store.takes_descriptors:
+        reason = f"{store.url} is not a directory"
+    elif options.parity is not None:
+        reason = "checkpoints have parity, which is computed from a copy"
+    if reason is not None or (options.compress and options.host_state == "auto"):
+        if options.host_state == "fork":
+            reporter.notice("warning", "host_state", f"host state is copied, not written from a fork: {reason}")
+        return None
+    from holdfast.save.host_state import HostStateForks
+
+    return HostStateForks(
+        options.host_state,
+        lambda level, text: reporter.notice(level, "host_state", text),
+        has_memory_tier=memory is not None,
+    )
 
 
 def rank_commit(ranks: Ranks, store: Store, retention: RetentionQueue) -> RankCommit | None:

@@ -115,8 +115,8 @@ class Persister:
         def write(unwritten: Draft) -> Draft:
             nonlocal draft
             assert run.arena is not None
-            payload = run.arena.bytes(run.size_bytes)
-            draft = write_checkpoint(self._store, unwritten, payload, run.marker, self._planner)
+            payload = run.arena.bytes(unwritten.size_bytes)
+            draft = write_checkpoint(self._store, unwritten, payload, run.marker, self._planner, run.image)
             return draft
 
         try:

@@ -30,6 +30,7 @@ from holdfast.save.draft import Draft
 
 if TYPE_CHECKING:
     from holdfast.save.host_buffers import Arena
+    from holdfast.save.host_state import HostImage
     from holdfast.state.round_trip import RoundTrip
 
 logger = logging.getLogger("holdfast")
@@ -185,6 +186,8 @@ class Run:
         self.draft = draft
         self.arena: Arena | None = None
         """Where the copied state is."""
+        self.image: HostImage | None = None
+        """The arrays that a forked child writes; None if all are in the arena."""
         self.round_trip: RoundTrip | None = None
         """Check that the written state decodes to the captured one; None once one check has passed."""
         self.copy, self.result = CopyResult(), WriteResult()
@@ -198,15 +201,17 @@ class Run:
 
     @property
     def size_bytes(self) -> int:
-        return self.draft.size_bytes
+        return self.draft.size_bytes + (self.image.size_bytes if self.image is not None else 0)
 
     @property
     def marker(self) -> Path | None:
         """Path of the completion marker to write; None if the memory does not outlive the process.
 
-        A survivor has one: while ranks rewrite theirs one by one, the set would be incomplete.
+        What a forked child holds does not. A survivor has one: while ranks rewrite theirs one by one, the set
+        would be incomplete.
         """
-        return None if self.survived or self.arena is None else self.arena.marker
+        has_none = self.survived or self.arena is None or self.image is not None
+        return None if has_none or self.arena is None else self.arena.marker
 
     @property
     def cost(self) -> Profile | None:
@@ -234,8 +239,10 @@ class Run:
         with self._lock:
             self.stall_seconds += seconds
 
-    def begin_copy(self, arena: Arena, draft: Draft, round_trip: RoundTrip | None = None) -> None:
-        self._move(RunState.COPYING, arena=arena, draft=draft, round_trip=round_trip)
+    def begin_copy(
+        self, arena: Arena, draft: Draft, round_trip: RoundTrip | None = None, image: HostImage | None = None
+    ) -> None:
+        self._move(RunState.COPYING, arena=arena, draft=draft, round_trip=round_trip, image=image)
 
     def end_copy(self, result: CopyResult, unchanged: Collection[str] = ()) -> None:
         draft = msgspec.structs.replace(self.draft, unchanged=set(unchanged)) if unchanged else self.draft

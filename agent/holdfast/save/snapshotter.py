@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,6 +27,9 @@ from holdfast.save.layout import Layout
 from holdfast.save.reuse import worth_sharing
 from holdfast.save.run import SETTLED, CopyResult, Run, RunState
 from holdfast.state.registry import CapturedState
+
+if TYPE_CHECKING:
+    from holdfast.save.host_state import HostStateForks
 
 logger = logging.getLogger("holdfast")
 
@@ -54,6 +58,7 @@ class Snapshotter:
         max_in_flight: how many snapshots may be held at the same time, each in host memory of the state's size.
         debug: digest every tensor before and after it is copied, while training waits.
         arenas: memory to use instead of the process's own.
+        forks: keeps large arrays in a forked process instead of an arena, where that is better.
         kept: how many of these keep the newest complete snapshots while a later one is taken.
     """
 
@@ -64,8 +69,9 @@ class Snapshotter:
         debug: bool = False,
         arenas: Sequence[Arena] | None = None,
         kept: int = 0,
+        forks: HostStateForks | None = None,
     ) -> None:
-        self._debug, self._kept = debug, kept
+        self._debug, self._kept, self._forks = debug, kept, forks
         self._layouts = [Layout(arena) for arena in arenas or [Arena() for _ in range(max_in_flight)]]
         self._free = list(self._layouts)
         self._lock = threading.RLock()
@@ -109,6 +115,8 @@ class Snapshotter:
     def prepare(self, captured: CapturedState) -> None:
         """Allocate memory for snapshots of a state in the background, and check that it could be loaded."""
         taken = list(self._free)
+        if self._forks is not None:
+            captured, _ = self._forks.split(captured)
 
         def reserve() -> None:
             for layout in taken:
@@ -137,6 +145,9 @@ class Snapshotter:
         """
         assert self.free, "every arena still holds a snapshot, or the previous copy is not complete"
         started, mode = time.perf_counter(), run.mode
+        image = None
+        if self._forks is not None:
+            captured, image = self._forks.take(captured)
         layout = self._free[0]  # in turn: a layout that is rarely used would keep the tensors of an old state
         try:
             del self._free[0]
@@ -153,14 +164,16 @@ class Snapshotter:
                 run.draft,
                 state=captured.trees,
                 slots=layout.slots,
-                views=layout.views,
+                views=layout.views if image is None else layout.views | image.views,
                 shards=captured.shards,
                 rank_local=captured.rank_local,
                 must_match=captured.must_match,
             )
-            run.begin_copy(layout.arena, draft, captured.round_trip)
+            run.begin_copy(layout.arena, draft, captured.round_trip, image)
         except BaseException:
             layout.quiesce()
+            if image is not None and run.image is None:  # otherwise the settled run closes it
+                image.close()
             if run.arena is None and layout not in self._free:  # otherwise the settled run releases it
                 self._release(layout)
             raise
@@ -237,6 +250,8 @@ class Snapshotter:
 
     def run_changed(self, run: Run, state: RunState) -> None:
         """Release the memory of a settled run, and wake `wait_free`."""
+        if state in SETTLED and run.image is not None:
+            run.image.close()
         if state is RunState.DURABLE and run.copy.versions:
             self._durable = {run.id: run.copy.versions}
         if state in SETTLED and run.arena is not None:

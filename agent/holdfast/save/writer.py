@@ -32,6 +32,7 @@ from holdfast.system import io_pool
 if TYPE_CHECKING:
     from holdfast.incremental.planner import IncrementalPlanner
     from holdfast.save.layered_files import LayeredFiles
+    from holdfast.save.host_state import HostImage
 
 UNKNOWN_CONTENT_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
 """Errors of a device or file server after which the content on disk is unknown. A second fsync of the file may
@@ -49,6 +50,7 @@ def write_checkpoint(
     payload: memoryview,
     marker: Path | None = None,
     planner: IncrementalPlanner | None = None,
+    image: HostImage | None = None,
 ) -> Draft:
     """Write and commit a checkpoint, or write this rank's part of one that rank 0 began.
 
@@ -57,6 +59,7 @@ def write_checkpoint(
         payload: the bytes, which must not change until this returns.
         marker: path of the completion marker; None if the memory does not outlive the process.
         planner: decides which tensors are written in part; without it, all are written in full.
+        image: tensors that are not among the bytes, and that a forked child writes.
 
     Returns:
         The draft with what was written.
@@ -64,7 +67,7 @@ def write_checkpoint(
     Raises:
         Fenced, FileExistsError, OSError: as the store's writer does; the partial checkpoint is removed.
     """
-    writing = _Writing(store, draft, payload, marker)
+    writing = _Writing(store, draft, payload, marker, image)
     try:
         layered = _plan_layers(planner, draft, payload)
         whole = draft
@@ -101,8 +104,10 @@ class _Writing:
         draft: Draft,
         payload: memoryview,
         marker: Path | None = None,
+        image: HostImage | None = None,
     ) -> None:
         self._store, self._draft, self._payload, self._marker = store, draft, payload, marker
+        self._image = image
         self._header = draft.header()
         self._file = f"{stem_of(draft.rank)}{PLAIN}"
         self._replace = draft.replaces
@@ -115,7 +120,7 @@ class _Writing:
         draft = self._draft
         writer = self._store.begin(draft.job, draft.id, draft.attempt, self._stored_bytes(reuse, layered))
         try:
-            written = self._write(writer, reuse, layered)
+            written = self._write_image(writer, self._write(writer, reuse, layered))
             self._commit(writer, manifest_file_of(written))
         except BaseException:  # also on Ctrl-C: remove the partial checkpoint
             writer.abort()
@@ -127,7 +132,7 @@ class _Writing:
         draft = self._draft
         size_bytes = self._stored_bytes(reuse, layered)
         writer = self._store.join(draft.job, draft.id, draft.attempt, folder, size_bytes)
-        written = self._write(writer, reuse, layered)
+        written = self._write_image(writer, self._write(writer, reuse, layered))
         index = encode_index(index_of(written.files, written.tensors, written.own_state))
         write_part(writer, index_name(draft.rank), index, copied=has_copies(written.files))
         writer.make_durable()
@@ -138,6 +143,7 @@ class _Writing:
         linked_bytes = sum(tensor.end - tensor.start for tensor in reuse.tensors.values())
         linked_bytes += layered.linked_bytes if layered is not None else 0
         size_bytes = len(self._header) + len(self._payload) - linked_bytes
+        size_bytes += self._image.size_bytes if self._image is not None else 0
         return size_bytes + (parity_bytes(code, size_bytes) if code is not None else 0)
 
     def _write(self, writer: CheckpointWriter, reuse: Reuse, layered: LayeredFiles | None) -> Draft:
@@ -177,6 +183,24 @@ class _Writing:
             timings=self._draft.timings | {"write_seconds": write_seconds},
             encode_seconds=self._encode_seconds,
             not_linked=self._not_linked,
+        )
+
+    def _write_image(self, writer: CheckpointWriter, written: Draft) -> Draft:
+        """Have the forked child write its tensors to a file, and add that to what was written."""
+        if (image := self._image) is None:
+            return written
+        name, started = f"{stem_of(self._draft.rank)}.host{PLAIN}", time.perf_counter()
+        header = self._draft.header(image.slots)
+        digests = image.write(writer, name, header)
+        seconds = time.perf_counter() - started
+        entries = [
+            self._entry(slot, name, len(header), *found) for slot, found in zip(image.slots, digests, strict=True)
+        ]
+        return msgspec.structs.replace(
+            written,
+            files=[*written.files, _file(name, header, len(header) + image.size_bytes)],
+            tensors=[*written.tensors, *entries],
+            timings=written.timings | {"write_seconds": written.timings["write_seconds"] + seconds},
         )
 
     def _groups(self, slots: list[fmt.TensorRange]) -> list[list[fmt.TensorRange]]:
@@ -282,28 +306,32 @@ class _Writing:
 
     def _describe(self) -> list[fmt.Tensor]:
         """Return the manifest entry of each tensor; digests the payload."""
-        draft, opening, payload = self._draft, len(self._header), self._payload
-        found = []
-        for slot in draft.slots:
-            whole, chunks = fmt.digest_tensor(payload[slot.start : slot.end])
-            shard = draft.shards.get(slot.name) if draft.shards else None
-            found.append(
-                fmt.Tensor(
-                    name=slot.name,
-                    dtype=slot.dtype,
-                    shape=slot.shape,
-                    global_shape=slot.shape if shard is None else _stored(shard.global_shape, slot.shape),
-                    offsets=fmt.zeros(len(slot.shape)) if shard is None else _stored(shard.offsets, slot.shape, 0),
-                    file=self._file,
-                    start=opening + slot.start,
-                    end=opening + slot.end,
-                    digest=whole,
-                    chunks=chunks,
-                    view=draft.views.get(slot.name),
-                    rank=draft.rank if slot.name in draft.rank_local else None,
-                )
-            )
-        return found
+        payload, opening = self._payload, len(self._header)
+        return [
+            self._entry(slot, self._file, opening, *fmt.digest_tensor(payload[slot.start : slot.end]))
+            for slot in self._draft.slots
+        ]
+
+    def _entry(
+        self, slot: fmt.TensorRange, file: str, opening: int, digest: str, chunks: list[str] | None
+    ) -> fmt.Tensor:
+        """Return the manifest entry of a tensor in a file, `opening` bytes behind its place in the payload."""
+        draft = self._draft
+        shard = draft.shards.get(slot.name) if draft.shards else None
+        return fmt.Tensor(
+            name=slot.name,
+            dtype=slot.dtype,
+            shape=slot.shape,
+            global_shape=slot.shape if shard is None else _stored(shard.global_shape, slot.shape),
+            offsets=fmt.zeros(len(slot.shape)) if shard is None else _stored(shard.offsets, slot.shape, 0),
+            file=file,
+            start=opening + slot.start,
+            end=opening + slot.end,
+            digest=digest,
+            chunks=chunks,
+            view=draft.views.get(slot.name),
+            rank=draft.rank if slot.name in draft.rank_local else None,
+        )
 
 
 def _file(name: str, header: bytes, size_bytes: int) -> fmt.File:

@@ -34,7 +34,7 @@ from holdfast.state.sharding import (
     storages,
 )
 from holdfast.state.tree import Shapes, Tree
-from holdfast.state.wrappers import has_unseen_steps, optimizers_in
+from holdfast.state.wrappers import has_unseen_steps, is_optimizer, optimizers_in
 from holdfast.torch_internals import replicated_parameters, unsupported
 
 logger = logging.getLogger("holdfast")
@@ -53,6 +53,8 @@ class CapturedState:
     """Names of tensors that only an optimizer step changes. The others must be copied at the boundary."""
     optimizer_state: set[str] = field(default_factory=set)
     """Names of the `deferred` tensors that are an optimizer's own state, such as moments."""
+    host_state: Collection[str] = ()
+    """Names of the tensors of objects that are neither modules nor optimizers."""
     frozen: set[str] = field(default_factory=set)
     """Names of parameters that no optimizer trains. They rarely change."""
     structure: object = field(default_factory=object)
@@ -79,6 +81,8 @@ class Registry(LoadableObjects):
         self._rank, self._world_size = rank, world_size
         self.optimizers = list(dict.fromkeys(o for item in self.objects.values() for o in optimizers_in(item)))
         """Optimizers whose step hooks run: given ones, and those inside a given wrapper."""
+        self._updated = {k for k, item in self.objects.items() if k in self.modules or is_optimizer(item)}
+        """Keywords of the objects that a forward pass or an optimizer's step changes."""
         self.gradients = GradientTracker()
         self._known: _WatchedEncoding | None = None
         self._structure: tuple[object, ...] = ()
@@ -125,11 +129,13 @@ class Registry(LoadableObjects):
             self._known = self._walk()
         known = self._known
         encoder, trees = self._encoder(known.step_storages, known.shared_storages, known.encoder), {}
-        states = {}
+        states, host_state = {}, list[str]()
         for keyword, adapter in self._adapters.items():
             if (watch := known.watches.get(keyword)) is None:
-                states[keyword] = adapter.state()
+                states[keyword], count = adapter.state(), len(encoder.tensors)
                 trees[keyword] = adapter.encode(states[keyword], encoder, known.names)
+                if keyword not in self._updated:
+                    host_state += itertools.islice(encoder.tensors, count, None)
             else:
                 trees[keyword] = adapter.encode_again(known.trees[keyword], watch, encoder)
         trees["session"] = encoder.encode("session", session)
@@ -149,6 +155,7 @@ class Registry(LoadableObjects):
                 if encoder.optimizer_state
                 else known.encoder.optimizer_state
             ),
+            host_state=host_state,
             frozen=known.frozen,
             structure=self._structured(known, encoder),
             shards={**known.encoder.places, **encoder.places},

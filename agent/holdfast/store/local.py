@@ -15,7 +15,7 @@ import re
 import secrets
 import socket
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -31,6 +31,7 @@ from holdfast.store.local_writer import (
     Volume,
     create_durably,
     discard,
+    fill_durably,
     make_durably,
     remove,
     rename,
@@ -67,7 +68,7 @@ def open_directory(url: str) -> LocalStore:
 class LocalStore(Store):
     """A `Store` in a directory; see `holdfast.store.base` for the guarantees."""
 
-    shares_files = True
+    shares_files = takes_descriptors = True
 
     def __init__(self, root: Path, files: Files | None = None) -> None:
         self.root = root
@@ -266,6 +267,11 @@ class LocalWriter:
     def write(self, file: str, parts: Sequence[memoryview | bytes], *, pace: Pace | None = None) -> None:
         with self._unless_cleared_away():
             write_durably(self._files, self._temporary / file, parts, self._volume, pace=pace)
+
+    def fill(self, file: str, header: bytes, size_bytes: int, fill: Callable[[int], None]) -> None:
+        """Write a file of which `fill` writes all behind the header, given the descriptor. Raises as `write`."""
+        with self._unless_cleared_away():
+            fill_durably(self._files, self._temporary / file, header, size_bytes, fill)
 
     def copy_file(self, job: str, checkpoint: str, file: str, *, only_link: bool = False) -> None:
         source, target = self._store.path(job, checkpoint) / Path(file).name, self._temporary / Path(file).name

@@ -41,6 +41,8 @@ class TwoHistories(HoldfastError):
 class TieredStore(Store):
     """A `Store` of two: new checkpoints go to `near`, and `far` has copies. For any thread."""
 
+    takes_descriptors = True
+
     def __init__(self, near: LocalStore, far: Store) -> None:
         self.near, self.far = near, far
         self.url = f"{near.url}+{far.url if '://' in far.url else f'file://{far.url}'}"

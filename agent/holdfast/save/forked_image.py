@@ -1,0 +1,223 @@
+"""A copy-on-write image of memory of this process, and the forked child that writes it to files.
+
+After CRUM (Garg, Mohan, Sullivan, Cooperman, CLUSTER 2018). The other threads do not exist in the child, and what
+they held stays locked there. So the child calls the kernel, the digest of memory, and nothing else: no torch, no
+logging, no allocation beyond small objects. It leaves by `os._exit`, so that no handler and no finalizer runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import os
+import select
+import signal
+import socket
+import struct
+import time
+import warnings
+from collections.abc import Sequence
+from typing import NoReturn
+
+from holdfast.errors import HoldfastError
+from holdfast.format.manifest import CHUNK_BYTES, digest
+from holdfast.system.io_pool import NICENESS
+from holdfast.system.memory_maps import AddressRange, inherited_image
+from holdfast.system.processes import HELPER_OOM_SCORE
+
+READY = b"R"
+READY_SECONDS = 30.0
+"""How long the child may take to begin; milliseconds are usual. A handler that waits for a lock would wait for ever."""
+PARENT_POLL_SECONDS = 0.5
+"""How often an idle child checks that its parent lives; one that writes checks before each block."""
+WRITE_BYTES = 4 << 20
+_STATUS = struct.Struct("=i")
+_PLACE = struct.Struct("=q")
+_DIGEST_BYTES = 16
+
+
+class ImageLost(HoldfastError):
+    """The child ended, or has no image of the memory: nothing of it can be written."""
+
+
+class ForkedImage:
+    """The memory of one instant, in a child. Use it from one thread at a time; `close` ends the child.
+
+    Args:
+        pidfd: descriptor of the child, which no later process with the same number can be taken for.
+        connection: to the child.
+        ranges: addresses of the memory.
+    """
+
+    def __init__(self, pid: int, pidfd: int, connection: socket.socket, ranges: Sequence[AddressRange]) -> None:
+        self.pid, self._pidfd, self._connection, self._ranges = pid, pidfd, connection, ranges
+        self._is_ready = self._is_closed = False
+        self.changed_bytes = 0
+        """How much of the memory the parent had changed when the last file was written."""
+
+    def write(self, fd: int, at: int) -> list[list[str]]:
+        """Write the ranges back to back from `at` on; return the digests of the chunks of each.
+
+        Raises:
+            ImageLost: the child was killed, or has not the memory of this process.
+            OSError: the file could not be written.
+        """
+        if not self._is_ready:
+            self._receive(len(READY), time.monotonic() + READY_SECONDS)
+            self._is_ready = True
+        counts = [-(-(end - start) // CHUNK_BYTES) for start, end in self._ranges]
+        try:
+            socket.send_fds(self._connection, [_PLACE.pack(at)], [fd])
+        except OSError as error:
+            raise ImageLost(self._end()) from error
+        reply = self._receive(_STATUS.size + _DIGEST_BYTES * sum(counts), None)
+        self._check_memory()
+        if number := _STATUS.unpack_from(reply)[0]:
+            raise OSError(number, os.strerror(number))
+        raw = memoryview(reply)[_STATUS.size :]
+        chunks = iter([raw[start : start + _DIGEST_BYTES].hex() for start in range(0, len(raw), _DIGEST_BYTES)])
+        return [[next(chunks) for _ in range(count)] for count in counts]
+
+    def close(self) -> None:
+        """Kill and reap the child, and no other process."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # the script has reaped it, or ignores SIGCHLD
+            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
+        os.close(self._pidfd)
+        self._connection.close()
+
+    def _receive(self, size_bytes: int, deadline: float | None) -> bytes:
+        """Receive a message of the child."""
+        waiting = select.poll()
+        for each in (self._connection, self._pidfd):
+            waiting.register(each, select.POLLIN)
+        found = bytearray()
+        while len(found) < size_bytes:
+            left = None if deadline is None else 1000 * max(0.0, deadline - time.monotonic())
+            if not (events := dict(waiting.poll(left))):
+                raise ImageLost("the forked process did not begin: a handler of a library blocks it after a fork")
+            data = b""
+            if self._connection.fileno() in events:
+                with contextlib.suppress(ConnectionError):
+                    data = self._connection.recv(size_bytes - len(found))
+            if not data:
+                raise ImageLost(self._end())
+            found += data
+        return bytes(found)
+
+    def _check_memory(self) -> None:
+        try:
+            is_whole, self.changed_bytes = inherited_image(self.pid, self._ranges)
+        except OSError as error:
+            raise ImageLost(f"the memory of the forked process cannot be checked: {error.strerror}") from error
+        if not is_whole:
+            raise ImageLost(
+                "the forked process has no image of all arrays: some is shared memory, or kept from it"
+            )
+
+    def _end(self) -> str:
+        with contextlib.suppress(ChildProcessError):
+            ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is not None and ended.si_code != os.CLD_EXITED:
+                return f"the forked process was killed by {signal.Signals(ended.si_status).name}"
+        return "the forked process ended before it had written its memory"
+
+
+def fork_image(views: Sequence[memoryview], ranges: Sequence[AddressRange]) -> ForkedImage:
+    """Fork a child that has the memory as it is now.
+
+    Raises:
+        OSError: no memory or no process for a child, or a kernel before Linux 5.4.
+        RuntimeError: the interpreter is exiting.
+    """
+    ours, theirs = socket.socketpair()
+    theirs.settimeout(PARENT_POLL_SECONDS)
+    parent, pidfd = os.getpid(), -1
+    collects = gc.isenabled()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the child keeps them blocked
+    try:
+        gc.disable()  # a finalizer of the script must not run in the child, nor a collection touch all pages
+        with warnings.catch_warnings():
+            # of Python 3.12 and later, about forks beside threads: the child waits for none of them
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if not pid:
+            _serve(theirs, views, parent)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            raise
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+        if collects:
+            gc.enable()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return ForkedImage(pid, pidfd, ours, ranges)
+
+
+def _serve(connection: socket.socket, views: Sequence[memoryview], parent: int) -> NoReturn:
+    """Write the memory to each file that the parent sends, until the parent is gone or kills this process."""
+    try:
+        for name in os.listdir("/proc/self/fd"):  # first: a descriptor holds locks and connections of the parent
+            if int(name) != connection.fileno():
+                with contextlib.suppress(OSError):
+                    os.close(int(name))
+        _come_second()
+        connection.sendall(READY)
+        while os.getppid() == parent:
+            try:
+                place, fds, _, _ = socket.recv_fds(connection, _PLACE.size, 1)
+            except TimeoutError:
+                continue
+            if len(place) != _PLACE.size or not fds:
+                break
+            status, digests = _write(fds[0], _PLACE.unpack(place)[0], views, parent)
+            os.close(fds[0])
+            connection.settimeout(None)
+            connection.sendall(_STATUS.pack(status) + b"".join(digests))
+            connection.settimeout(PARENT_POLL_SECONDS)
+    finally:
+        os._exit(0)
+
+
+def _write(fd: int, at: int, views: Sequence[memoryview], parent: int) -> tuple[int, list[bytes]]:
+    """Write all memory; return the number of the error, or 0, and the digests of its chunks."""
+    digests, status = [], 0
+    for view in views:
+        for start in range(0, len(view), CHUNK_BYTES):
+            chunk = rest = view[start : start + CHUNK_BYTES]
+            while len(rest) and not status:
+                if os.getppid() != parent:
+                    os._exit(0)
+                try:
+                    count = os.pwritev(fd, [rest[:WRITE_BYTES]], at)
+                except OSError as error:
+                    count, status = 0, error.errno or errno.EIO
+                else:
+                    status = 0 if count else errno.EIO
+                rest, at = rest[count:], at + count
+            if status:
+                return status, [bytes(_DIGEST_BYTES)] * sum(-(-len(each) // CHUNK_BYTES) for each in views)
+            digests.append(bytes.fromhex(digest(chunk)))  # the same pages: nothing changes them in this process
+    return status, digests
+
+
+def _come_second() -> None:
+    """Leave the processors to training, and be the first that the kernel kills when memory runs out."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
+    with contextlib.suppress(OSError):
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        os.write(fd, b"%d" % HELPER_OOM_SCORE)
+        os.close(fd)

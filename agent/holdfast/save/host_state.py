@@ -1,0 +1,224 @@
+"""Host state without a second copy: large arrays that the script changes in place are written from a fork.
+
+These are arrays and tensors of objects that are neither modules nor optimizers, such as `Variables` and replay
+buffers. Everything else is copied: an optimizer changes each page of its tensors in the next step, which would copy
+them all by page faults, while a thread copies them without.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import mmap
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Literal
+
+import psutil
+import torch
+
+from holdfast.format.dtypes import stored_as
+from holdfast.format.manifest import TensorRange, digest_of_chunks, lay_out
+from holdfast.save.forked_image import ForkedImage, ImageLost, fork_image
+from holdfast.state.registry import CapturedState
+from holdfast.store.base import CheckpointWriter
+from holdfast.store.local import LocalWriter
+from holdfast.system.host_memory import available_bytes, bytes_of, is_plain
+from holdfast.system.memory_maps import are_inherited
+from holdfast.units import format_bytes
+
+HostStateMode = Literal["auto", "copy", "fork"]
+Tensors = Mapping[str, torch.Tensor]
+
+MIN_TENSOR_BYTES = 4 << 20
+"""A smaller tensor is copied in a millisecond. Allocations of a child in the place of a larger one would show."""
+MIN_AUTO_BYTES = 256 << 20
+"""So much host state is worth a process."""
+PROBE_BYTES = 64 << 20
+FORK_SECONDS_PER_BYTE = 20e-12
+"""Estimate until one was measured: the kernel copies the page tables of all memory of the process."""
+GROWTH = 1.25
+"""Factor by which the host state grows before the choice is made again."""
+SPARE = 1.1
+"""The copy fits where so many times its size is free."""
+MOST_CHANGED = 0.5
+"""Share of the arrays that changed while the child wrote, above which a copy costs training less."""
+FAILURES = 3
+"""So many children lost one after the other end the use of forks."""
+
+
+class HostImage:
+    """Arrays of one instant in a forked child, and their place in the file that it writes."""
+
+    def __init__(self, child: ForkedImage, slots: list[TensorRange], views: dict[str, str], forks: HostStateForks):
+        self.slots, self.views = slots, views
+        self._child, self._forks = child, forks
+
+    @property
+    def size_bytes(self) -> int:
+        return self.slots[-1].end
+
+    def write(self, writer: CheckpointWriter, name: str, header: bytes) -> list[tuple[str, list[str] | None]]:
+        """Have the child write a file behind its header; return (digest, chunks) by tensor.
+
+        Raises:
+            ImageLost: the child is gone. Fenced, OSError: as `CheckpointWriter.write`.
+        """
+        assert isinstance(writer, LocalWriter), "only a directory gives a descriptor to another process"
+        found = list[list[str]]()
+
+        def fill(fd: int) -> None:
+            nonlocal found
+            found = self._child.write(fd, len(header))
+
+        try:
+            writer.fill(name, header, len(header) + self.size_bytes, fill)
+        except ImageLost as error:
+            self._forks.note_lost(str(error))
+            raise
+        self._forks.note_written(self.size_bytes, self._child.changed_bytes)
+        return [(chunks[0], None) if len(chunks) == 1 else (digest_of_chunks(chunks), chunks) for chunks in found]
+
+    def close(self) -> None:
+        """End the child."""
+        self._child.close()
+
+
+class HostStateForks:
+    """Decides what a fork keeps, and forks. For the training thread, except `note_lost` and `note_written`.
+
+    Args:
+        mode: "fork" forks whenever it can; "auto" where a copy does not fit, or would block longer.
+        warn: reports a notice, given its level and text.
+        has_memory_tier: copies survive this process, which forked bytes do not: "auto" forks only for lack of room.
+    """
+
+    def __init__(
+        self,
+        mode: HostStateMode,
+        warn: Callable[[Literal["info", "warning"], str], None],
+        *,
+        has_memory_tier: bool = False,
+    ) -> None:
+        self._mode, self._warn, self._has_memory_tier = mode, warn, has_memory_tier
+        self._said: str | None = None
+        self._is_off = False
+        self._losses = 0
+        self._chosen: tuple[int, bool] | None = None
+        """Size at the last choice, and whether it was a fork."""
+        self._copy_seconds_per_byte, self._fork_seconds = 0.0, 0.0
+        self._structure: tuple[object, Collection[str], object] = (None, (), None)
+
+    def split(self, captured: CapturedState) -> tuple[CapturedState, dict[str, torch.Tensor]]:
+        """Return the state that is copied, and the tensors that a fork keeps."""
+        held = {} if self._is_off else _forkable(captured)
+        if not held or not self._worth_it(held):
+            return captured, {}
+        if self._structure[0] is not captured.structure or self._structure[1] != held.keys():
+            self._structure = captured.structure, set(held), object()
+        rest = {name: tensor for name, tensor in captured.tensors.items() if name not in held}
+        return dataclasses.replace(captured, tensors=rest, structure=self._structure[2]), held
+
+    def take(self, captured: CapturedState) -> tuple[CapturedState, HostImage | None]:
+        """Fork if it is worth it; return what is left to copy. Call it at an iteration boundary."""
+        rest, held = self.split(captured)
+        if not held:
+            return captured, None
+        stored = {name: stored_as(name, tensor) for name, tensor in held.items()}
+        slots = lay_out((name, dtype, shape) for name, (dtype, shape, _) in stored.items())
+        views = [bytes_of(held[slot.name]) for slot in slots]
+        started = time.perf_counter()
+        try:
+            child = fork_image(views, [_range(held[slot.name]) for slot in slots])
+        except (OSError, RuntimeError, MemoryError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            self._say("warning", f"the process cannot be forked ({reason}): host state is copied")
+            return captured, None
+        self._fork_seconds = time.perf_counter() - started
+        return rest, HostImage(child, slots, {n: v for n, (_, _, v) in stored.items() if v is not None}, self)
+
+    def note_lost(self, reason: str) -> None:
+        """Note that a checkpoint failed because its child was lost."""
+        self._losses += 1
+        if self._losses >= FAILURES or "no image" in reason or "did not begin" in reason:
+            self._is_off = True
+            self._say("warning", f"{reason}: host state is copied from now on")
+
+    def note_written(self, size_bytes: int, changed_bytes: int) -> None:
+        """Note how much of the arrays changed while a child wrote them."""
+        self._losses = 0
+        if self._mode == "auto" and self._chosen is not None and changed_bytes > MOST_CHANGED * size_bytes:
+            changed = f"{format_bytes(changed_bytes)} of {format_bytes(size_bytes)}"
+            self._decide(size_bytes, False, f"{changed} changed while a fork was written: copied from now on")
+
+    def _worth_it(self, held: Tensors) -> bool:
+        if self._mode == "fork":
+            return True
+        size_bytes = sum(tensor.nbytes for tensor in held.values())
+        if self._chosen is not None and size_bytes <= GROWTH * self._chosen[0]:
+            if self._chosen[1] and self._fork_seconds > self._copy_seconds_per_byte * size_bytes > 0:
+                self._decide(size_bytes, False, f"a fork blocks training for {self._fork_seconds:.2f} s")
+            return self._chosen[1]
+        if size_bytes < MIN_AUTO_BYTES:
+            return False
+        if available_bytes() < SPARE * size_bytes:
+            self._decide(size_bytes, True, "a second copy does not fit into free memory")
+        elif self._has_memory_tier:
+            self._decide(size_bytes, False, "")
+        else:
+            self._copy_seconds_per_byte = _seconds_per_byte(max(held.values(), key=lambda each: each.nbytes))
+            copy_seconds = self._copy_seconds_per_byte * size_bytes
+            fork_seconds = self._fork_seconds or FORK_SECONDS_PER_BYTE * psutil.Process().memory_info().rss
+            reason = f"a copy would block training for {copy_seconds:.2f} s"
+            self._decide(size_bytes, fork_seconds < copy_seconds, reason if fork_seconds < copy_seconds else "")
+        assert self._chosen is not None
+        return self._chosen[1]
+
+    def _decide(self, size_bytes: int, forks: bool, reason: str) -> None:
+        self._chosen = size_bytes, forks
+        if reason:
+            how = "written from a fork" if forks else "copied"
+            self._say("info", f"host state of {format_bytes(size_bytes)} is {how}: {reason}")
+
+    def _say(self, level: Literal["info", "warning"], text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self._warn(level, text)
+
+
+def _forkable(captured: CapturedState) -> dict[str, torch.Tensor]:
+    """Return the large tensors of host state that a child would have an image of."""
+    found = {}
+    pins = torch.cuda.is_initialized()
+    for name in captured.host_state:
+        tensor = captured.tensors.get(name)
+        if tensor is None or tensor.nbytes < MIN_TENSOR_BYTES or not is_plain(tensor):
+            continue
+        # a device writes to pinned memory by its physical address, and the kernel copies it at a fork
+        if name in captured.deferred or tensor.is_shared() or (pins and tensor.is_pinned()):
+            continue
+        found[name] = tensor
+    if not found:
+        return {}
+    try:
+        inherited = are_inherited([_range(tensor) for tensor in found.values()])
+    except OSError:
+        return {}
+    return {name: tensor for (name, tensor), yes in zip(found.items(), inherited, strict=True) if yes}
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+
+
+def _seconds_per_byte(tensor: torch.Tensor) -> float:
+    """Measure a copy of a tensor into memory that is there already."""
+    size_bytes = min(PROBE_BYTES, tensor.nbytes)
+    with mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        target = (ctypes.c_char * size_bytes).from_buffer(memory)
+        for _ in range(2):
+            started = time.perf_counter()
+            ctypes.memmove(target, tensor.data_ptr(), size_bytes)
+            seconds = time.perf_counter() - started
+        del target
+    return seconds / size_bytes
