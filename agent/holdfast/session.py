@@ -95,9 +95,9 @@ class Session:
             encoding would lengthen the interval or exceed the budget. Default: HOLDFAST_COMPRESS, else no.
         incremental: write only the rows that changed of tensors in which few do. "auto": of those that samples
             choose; True: of all large tensors. Default: HOLDFAST_INCREMENTAL, else no.
-        host_state: how large NumPy arrays and tensors outside of models and optimizers are saved: "copy", or "fork",
-            from a forked image of the process without a second copy. "auto" forks where the copy would not fit into
-            memory, or would block training longer. Default: HOLDFAST_HOST_STATE, else "auto".
+        host_state: how large arrays outside of models and optimizers are saved: "copy", or "fork", from a forked
+            image of the process without a second copy. "auto" forks where the copy would not fit into memory, or
+            would block training longer. Default: HOLDFAST_HOST_STATE, else "auto".
         debug: digest every tensor before and after it is copied, while training waits, so that not even one
             element can change unseen meanwhile. Default: HOLDFAST_DEBUG, else no.
         owner: who launched the job, as the fleet shows it. Default: HOLDFAST_OWNER, else the user it runs as.
@@ -246,7 +246,7 @@ class Session:
                 arenas=arenas,
                 kept=len(arenas) - options.max_in_flight,
                 forks=optional_parts.host_state_forks(store, options, reporter, self._memory),
-            ),  # fmt: skip
+            ),
             Persister(
                 store,
                 max_in_flight=options.max_in_flight,

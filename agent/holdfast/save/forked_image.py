@@ -28,7 +28,8 @@ from holdfast.system.processes import HELPER_OOM_SCORE
 
 READY = b"R"
 READY_SECONDS = 30.0
-"""How long the child may take to begin; milliseconds are usual. A handler that waits for a lock would wait for ever."""
+"""How long the child may take to begin, usually milliseconds: a handler of a library may wait for ever."""
+END_SECONDS = 5.0
 PARENT_POLL_SECONDS = 0.5
 """How often an idle child checks that its parent lives; one that writes checks before each block."""
 WRITE_BYTES = 4 << 20
@@ -117,10 +118,12 @@ class ForkedImage:
             raise ImageLost(f"the memory of the forked process cannot be checked: {error.strerror}") from error
         if not is_whole:
             raise ImageLost(
-                "the forked process has no image of all arrays: some is shared memory, or kept from it"
+                "the forked process has no image of all arrays: some memory is shared, or kept from it"
             )
 
     def _end(self) -> str:
+        """Describe how the child ended; its descriptors are closed a moment before that is known."""
+        select.select([self._pidfd], [], [], END_SECONDS)
         with contextlib.suppress(ChildProcessError):
             ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is not None and ended.si_code != os.CLD_EXITED:

@@ -1,8 +1,8 @@
 """Host state without a second copy: large arrays that the script changes in place are written from a fork.
 
 These are arrays and tensors of objects that are neither modules nor optimizers, such as `Variables` and replay
-buffers. Everything else is copied: an optimizer changes each page of its tensors in the next step, which would copy
-them all by page faults, while a thread copies them without.
+buffers. Everything else is copied: an optimizer changes each page of its tensors in the next step, which would
+copy them all by page faults, while a thread copies them without.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class HostStateForks:
     Args:
         mode: "fork" forks whenever it can; "auto" where a copy does not fit, or would block longer.
         warn: reports a notice, given its level and text.
-        has_memory_tier: copies survive this process, which forked bytes do not: "auto" forks only for lack of room.
+        has_memory_tier: copies survive this process, and forked bytes do not: "auto" forks only for lack of room.
     """
 
     def __init__(
@@ -189,13 +189,13 @@ class HostStateForks:
 def _forkable(captured: CapturedState) -> dict[str, torch.Tensor]:
     """Return the large tensors of host state that a child would have an image of."""
     found = {}
-    pins = torch.cuda.is_initialized()
+    pins = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     for name in captured.host_state:
         tensor = captured.tensors.get(name)
         if tensor is None or tensor.nbytes < MIN_TENSOR_BYTES or not is_plain(tensor):
             continue
         # a device writes to pinned memory by its physical address, and the kernel copies it at a fork
-        if name in captured.deferred or tensor.is_shared() or (pins and tensor.is_pinned()):
+        if name in captured.deferred or (pins and tensor.is_pinned()):
             continue
         found[name] = tensor
     if not found:
