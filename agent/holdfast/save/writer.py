@@ -31,8 +31,8 @@ from holdfast.system import io_pool
 
 if TYPE_CHECKING:
     from holdfast.incremental.planner import IncrementalPlanner
-    from holdfast.save.layered_files import LayeredFiles
     from holdfast.save.host_state import HostImage
+    from holdfast.save.layered_files import LayeredFiles
 
 UNKNOWN_CONTENT_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
 """Errors of a device or file server after which the content on disk is unknown. A second fsync of the file may
