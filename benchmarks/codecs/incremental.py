@@ -1,0 +1,196 @@
+"""`python -m benchmarks.codecs.incremental`: what incremental checkpoints of a `Session` store.
+
+Each state is trained twice with the same batches, plain and with `incremental="auto"`, with a durable checkpoint
+after each of 60 updates, and nothing is retired. Figures:
+
+- `stored_ratio_…`: space of the plain store by space of the other, as the file system counts it.
+- `restore_ratio`: time to load and verify the newest checkpoint, by that of the plain one.
+- `dense_look_share`: share of the time of writing that looking for unchanged rows takes where there are none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+from unittest import mock
+
+import torch
+
+import holdfast
+from holdfast.checkpoint import restore
+from holdfast.incremental.planner import IncrementalPlanner
+from holdfast.save import persister
+from holdfast.store import open_store
+
+CHECKPOINTS = 60
+ROWS, WIDTH = 400_000, 32
+CHANGED_SHARE = 0.005
+Update = Callable[[int], None]
+Job = Callable[[], tuple[dict[str, Any], Update]]
+
+
+def embedding(draw: Callable[[torch.Generator], torch.Tensor]) -> Job:
+    """A bag of embeddings with SparseAdam, of which each update changes the rows that are drawn."""
+
+    def begin() -> tuple[dict[str, Any], Update]:
+        torch.manual_seed(1)
+        rows = torch.Generator().manual_seed(2)
+        model = torch.nn.EmbeddingBag(ROWS, WIDTH, sparse=True)
+        optimizer = torch.optim.SparseAdam(list(model.parameters()), lr=1e-2)
+
+        def update(_: int) -> None:
+            optimizer.zero_grad()
+            model(draw(rows)[None]).sum().backward()
+            optimizer.step()
+
+        return {"model": model, "optimizer": optimizer}, update
+
+    return begin
+
+
+def uniform(generator: torch.Generator) -> torch.Tensor:
+    return torch.randperm(ROWS, generator=generator)[: int(ROWS * CHANGED_SHARE)]
+
+
+def zipf(generator: torch.Generator) -> torch.Tensor:
+    """Draw as many rows by Zipf's law, with repetition."""
+    weights = 1 / torch.arange(1, ROWS + 1, dtype=torch.float64)
+    return torch.multinomial(weights, int(ROWS * CHANGED_SHARE), replacement=True, generator=generator)
+
+
+class Ring(torch.nn.Module):
+    """A buffer of observations, written in turn, and the network that learns from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("observations", torch.zeros(200_000, 64))
+        self.net = torch.nn.Linear(64, 64)
+
+
+def ring() -> tuple[dict[str, Any], Update]:
+    torch.manual_seed(1)
+    model = Ring()
+    optimizer = torch.optim.AdamW(model.parameters())
+    count = int(len(model.observations) * CHANGED_SHARE)
+
+    def update(number: int) -> None:
+        places = torch.arange(number * count, (number + 1) * count) % len(model.observations)
+        model.observations[places] = torch.randn(count, 64)
+        optimizer.zero_grad()
+        model.net(model.observations[places]).square().mean().backward()
+        optimizer.step()
+
+    return {"model": model, "optimizer": optimizer}, update
+
+
+def layers(*, is_frozen: bool) -> Job:
+    """A network with AdamW: only adapters on a frozen base, or all weights."""
+
+    def begin() -> tuple[dict[str, Any], Update]:
+        torch.manual_seed(1)
+        base = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8))).requires_grad_(not is_frozen)
+        model = torch.nn.ModuleDict({"base": base, "adapter": torch.nn.Linear(1024, 4)})
+        optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad])
+
+        def update(_: int) -> None:
+            optimizer.zero_grad()
+            model["adapter"](base(torch.randn(4, 1024))).square().mean().backward()
+            optimizer.step()
+
+        return {"model": model, "optimizer": optimizer}, update
+
+    return begin
+
+
+def stored(job: Job, root: Path, incremental: Literal[False, "auto"], checkpoints: int) -> int:
+    """Train with a checkpoint after each update; return the space that the store takes."""
+    objects, update = job()
+    options: dict[str, Any] = {"every": 10**9, "keep": checkpoints + 1, "incremental": incremental}
+    with holdfast.Session("job", store=root, **options, **objects) as session:
+        session.resume()
+        for number in range(checkpoints):
+            update(number)
+            session.checkpoint()
+            session.step()
+            assert all(outcome.is_durable for outcome in session.wait(120))
+    return space_bytes(root)
+
+
+def space_bytes(root: Path) -> int:
+    """Return the space of all files below a directory; linked ones count once."""
+    found = (each.stat() for each in root.rglob("*") if each.is_file())
+    return sum({(each.st_dev, each.st_ino): each.st_blocks * 512 for each in found}.values())
+
+
+def load_seconds(root: Path) -> float:
+    store = open_store(root)
+    started = time.perf_counter()
+    restore.load(store, "job", store.checkpoints("job")[-1])
+    return time.perf_counter() - started
+
+
+def look_share(root: Path, checkpoints: int) -> float:
+    """Return the share of the writers' time in which a dense state is looked at."""
+    seconds = {"plan": 0.0, "write": 0.0}
+
+    def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **options: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return call(*args, **options)
+            finally:
+                seconds[name] += time.perf_counter() - started
+
+        return run
+
+    with (
+        mock.patch.object(IncrementalPlanner, "plan", timed("plan", IncrementalPlanner.plan)),
+        mock.patch.object(persister, "write_checkpoint", timed("write", persister.write_checkpoint)),
+    ):
+        stored(layers(is_frozen=False), root, "auto", checkpoints)
+    return seconds["plan"] / seconds["write"]
+
+
+def figures(folder: str | None = None, checkpoints: int = CHECKPOINTS, rounds: int = 5) -> dict[str, float]:
+    jobs = {
+        "sparse_embedding": embedding(uniform),
+        "zipf_embedding": embedding(zipf),
+        "ring_buffer": ring,
+        "lora": layers(is_frozen=True),
+    }
+    found: dict[str, float] = {}
+    for name, job in jobs.items():
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            plain, other = Path(place) / "plain", Path(place) / "incremental"
+            plain_bytes = stored(job, plain, False, checkpoints)
+            other_bytes = stored(job, other, "auto", checkpoints)
+            found[f"stored_ratio_{name}"] = plain_bytes / other_bytes
+            times = [(load_seconds(other), load_seconds(plain)) for _ in range(rounds)]
+            found[f"restore_ratio_{name}"] = statistics.median(a for a, _ in times) / statistics.median(
+                b for _, b in times
+            )
+            print(
+                f"{name}: plain {plain_bytes / 1e6:,.0f} MB, incremental {other_bytes / 1e6:,.0f} MB", flush=True
+            )
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        found["dense_look_share"] = look_share(Path(place), checkpoints)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--checkpoints", type=int, default=CHECKPOINTS)
+    parser.add_argument("--folder", help="where the stores are; default: the temporary directory")
+    options = parser.parse_args()
+    found = figures(options.folder, options.checkpoints)
+    print(f"figures: {json.dumps({name: round(value, 4) for name, value in found.items()})}")
+
+
+if __name__ == "__main__":
+    main()
