@@ -69,13 +69,13 @@ class SettledRuns:
 class PersistJob:
     """Live tensors, a store, and what takes checkpoints of the ones to the other."""
 
-    def __init__(self, store, *, max_in_flight=1, tensors=None):
+    def __init__(self, store, *, max_in_flight=1, tensors=None, planner=None):
         self.store, self.iteration = store, 0
         self.tensors = tensors if tensors is not None else small_state()
         self.frozen = set()
         self.snapshots = Snapshotter(max_in_flight)
         self._settled = SettledRuns()
-        self.persister = Persister(store, max_in_flight=max_in_flight)
+        self.persister = Persister(store, max_in_flight=max_in_flight, planner=planner)
 
     @property
     def settled(self):

@@ -39,8 +39,8 @@ MOST_CHANGED_SHARE = 0.1
 MOST_REGION_SHARE = 0.3
 """A new base is written when region files would exceed this share of it: that limits what a restore reads."""
 MOST_REGIONS = 16
-MOST_COPIED_REGIONS = 1
-"""Where a link is a copy that is requested from a server, each region file costs a request."""
+MOST_COPIED_REGIONS = 2
+"""Where a link is a copy by a server, each region file costs requests."""
 MOST_REGION_BYTES = 1 << 30
 MOST_LEAVES = 1 << 32
 LONGEST_PAUSE = 64
