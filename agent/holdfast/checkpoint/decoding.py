@@ -20,9 +20,9 @@ def decoded(file: fmt.File, reader: FileReader, open_layer: Callable[[str], File
     if (encoding := file.encoding) is None:
         return reader
     if encoding.codec == LAYERED:
-        from holdfast.incremental.layered_file import LayeredReader
+        from holdfast.incremental.layered_file import open_layered
 
-        return LayeredReader(file, encoding, reader, open_layer)
+        return open_layered(file, encoding, reader, open_layer)
     return _DecodingReader(file, encoding, reader)
 
 

@@ -7,15 +7,19 @@ are those of the plain file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import collections
+from collections.abc import Callable, Iterable, Sequence
 
 from holdfast.format import manifest as fmt
 from holdfast.format.encoding import LAYERED, EncodedBlock, Encoding
-from holdfast.incremental.region_file import RegionLayer
+from holdfast.incremental.region_file import RegionLayer, read_region
 from holdfast.store.base import FileReader
+from holdfast.system import io_pool
 
 BASE_MAGIC = b"HFbase01"
 BASE_SUFFIX = ".base"
+READERS = 4
+"""Threads that read region files."""
 
 
 def masked_header(header: bytes) -> bytes:
@@ -36,17 +40,11 @@ def base_encoding(header: bytes, tensors: Iterable[fmt.Tensor]) -> Encoding:
 
 
 class LayeredReader(FileReader):
-    """Reads the plain file that a layered file stands for. It has the region files in memory."""
+    """Reads the plain file that a layered file stands for."""
 
-    def __init__(
-        self, file: fmt.File, encoding: Encoding, base: FileReader, open_layer: Callable[[str], FileReader]
-    ) -> None:
-        self._base, self.size_bytes = base, encoding.raw_bytes
+    def __init__(self, file: fmt.File, base: FileReader, layers: Sequence[RegionLayer]) -> None:
+        self._base, self._layers, self.size_bytes = base, layers, file.raw_bytes
         self._length = (file.header_bytes - len(BASE_MAGIC)).to_bytes(len(BASE_MAGIC), "little")
-        self._layers: list[RegionLayer] = []
-        for layer in encoding.layers or ():
-            with open_layer(layer.name) as opened:
-                self._layers.append(RegionLayer(layer, opened))
 
     def read_into(self, start: int, target: memoryview) -> None:
         self._base.read_into(start, target)
@@ -58,3 +56,28 @@ class LayeredReader(FileReader):
 
     def close(self) -> None:
         self._base.close()
+
+
+def open_layered(
+    file: fmt.File, encoding: Encoding, base: FileReader, open_layer: Callable[[str], FileReader]
+) -> LayeredReader:
+    """Return a reader of the plain file, with the region files in memory.
+
+    Raises:
+        DamagedCheckpoint: names the region file that differs from what was written.
+        OSError: the store cannot be read.
+    """
+    layers = list(encoding.layers or ())
+    left, found = collections.deque(layers), dict[str, RegionLayer]()
+
+    def read_layers() -> None:
+        while True:
+            try:
+                layer = left.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            with open_layer(layer.name) as opened:
+                found[layer.name] = read_region(layer, opened)
+
+    io_pool.share(read_layers, max(1, min(READERS, len(layers))))
+    return LayeredReader(file, base, [found[layer.name] for layer in layers])

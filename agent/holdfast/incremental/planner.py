@@ -32,7 +32,7 @@ Mode = Literal["auto", True]
 """`auto`: only tensors of which a sample shows that few rows change. True: all large tensors, at once."""
 
 LEAST_TENSOR_BYTES = 1 << 20
-SAMPLES = 1024
+MOST_SAMPLES, LEAST_SAMPLES, SAMPLED_SHARE = 1024, 16, 1 / 64
 """Leaves of each large tensor that are compared with the checkpoint before."""
 MOST_CHANGED_SHARE = 0.1
 """A tensor of which more changes between two checkpoints is written in full."""
@@ -43,7 +43,7 @@ MOST_COPIED_REGIONS = 2
 """Where a link is a copy by a server, each region file costs requests."""
 MOST_REGION_BYTES = 1 << 30
 MOST_LEAVES = 1 << 32
-LONGEST_PAUSE = 64
+FIRST_PAUSE, LONGEST_PAUSE = 4, 64
 """Checkpoints between two searches while the samples show only tensors that change as a whole."""
 
 
@@ -197,7 +197,7 @@ class IncrementalPlanner:
     def _forget(self) -> None:
         with self._lock:
             self._state = self._samples = None
-            self._pause = min(max(1, 2 * self._pause), LONGEST_PAUSE)
+            self._pause = min(2 * self._pause or FIRST_PAUSE, LONGEST_PAUSE)
             self._left = self._pause
 
     def _search(
@@ -294,7 +294,8 @@ def _sampled(lineage: int, slots: Mapping[str, TensorRange], payload: memoryview
     places, hashes = {}, {}
     for name, slot in slots.items():
         whole = whole_leaves(_bytes_of(slot, payload), _leaf_bytes(slot))
-        numbers = torch.linspace(0, len(whole) - 1, min(SAMPLES, len(whole)), dtype=torch.float64).long()
+        wanted = max(LEAST_SAMPLES, min(MOST_SAMPLES, int(SAMPLED_SHARE * len(whole))))
+        numbers = torch.linspace(0, len(whole) - 1, min(wanted, len(whole)), dtype=torch.float64).long()
         places[name] = slot, numbers
         hashes[name] = hash_rows(whole.index_select(0, numbers))
     return _Samples(lineage, places, hashes)

@@ -11,7 +11,7 @@ Does not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.encoding import StoredLayer
 from holdfast.store.base import FileReader
+from holdfast.system.host_memory import fresh_memory
 
 MAGIC = b"HFrows01"
 RUN_BYTES = 8
@@ -67,50 +68,9 @@ def encode_region(tensors: Sequence[tuple[int, int, int, Numbers]], leaves: Sequ
 class RegionLayer:
     """A region file in memory."""
 
-    def __init__(self, layer: StoredLayer, reader: FileReader) -> None:
-        """Read and verify the file. Raises DamagedCheckpoint, which names it, and OSError."""
-        self._name = layer.name
-        if reader.size_bytes != layer.size_bytes:
-            raise self._damage(f"is {reader.size_bytes:,} bytes long, not {layer.size_bytes:,}")
-        data = memoryview(bytearray(layer.size_bytes))
-        reader.read_into(0, data)
-        if fmt.digest(data) != layer.digest:
-            raise self._damage("does not match its digest")
-        self._tensors = list(self._parse(data))
-
-    def _parse(self, data: memoryview) -> Any:
-        import numpy as np
-
-        at = 16 + int.from_bytes(data[8:16], "little")
-        if data[:8] != MAGIC or at > len(data):
-            raise self._damage("is not a region file")
-        try:
-            tensors = msgspec.json.decode(data[16:at], type=list[RegionTensor])
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise self._damage(f"has no valid table: {error}") from None
-        rows_at = at + RUN_BYTES * sum(each.runs for each in tensors)
-        for each in tensors:
-            if each.runs < 0 or each.leaf_bytes < 1 or not 0 <= each.start <= each.end or rows_at > len(data):
-                raise self._damage(f"has the invalid entry {each}")
-            runs = np.frombuffer(data[at : at + RUN_BYTES * each.runs], "<u4").reshape(-1, 2).astype(np.int64)
-            at += RUN_BYTES * each.runs
-            count = int(runs[:, 1].sum())
-            if (count - 1) * each.leaf_bytes > len(data):  # before memory for that many is allocated
-                raise self._damage("is too short for its runs")
-            offsets = np.repeat(runs[:, 0] - np.cumsum(runs[:, 1]) + runs[:, 1], runs[:, 1])
-            leaves = offsets + np.arange(count)
-            size_bytes = count * each.leaf_bytes
-            if count:
-                size_bytes -= max(0, each.start + (int(leaves[-1]) + 1) * each.leaf_bytes - each.end)
-                is_sorted = bool((np.diff(leaves) > 0).all())
-                if not is_sorted or each.start + int(leaves[-1]) * each.leaf_bytes >= each.end:
-                    raise self._damage(f"has runs outside of the tensor at {each.start:,}")
-            if rows_at + size_bytes > len(data):
-                raise self._damage("is too short for its runs")
-            yield each, leaves, data[rows_at : rows_at + size_bytes]
-            rows_at += size_bytes
-        if rows_at != len(data):
-            raise self._damage("is longer than its runs")
+    def __init__(self, tensors: Sequence[tuple[RegionTensor, Numbers, memoryview]]) -> None:
+        self._tensors = tensors
+        """Each tensor with the numbers of its leaves, in ascending order, and their bytes."""
 
     def lay_over(self, start: int, target: memoryview) -> None:
         """Replace the bytes that are in this file in a range of the plain file, which begins at `start`."""
@@ -119,8 +79,52 @@ class RegionLayer:
             if start < tensor.end and tensor.start < end:
                 _lay_over(tensor, leaves, rows, start, target)
 
-    def _damage(self, reason: str) -> DamagedCheckpoint:
-        return DamagedCheckpoint(self._name, reason)
+
+def read_region(layer: StoredLayer, reader: FileReader) -> RegionLayer:
+    """Read and verify a region file. Raises DamagedCheckpoint, which names it, and OSError."""
+    if reader.size_bytes != layer.size_bytes:
+        reason = f"is {reader.size_bytes:,} bytes long, not {layer.size_bytes:,}"
+        raise DamagedCheckpoint(layer.name, reason)
+    data = memoryview(fresh_memory(layer.size_bytes))[: layer.size_bytes]
+    reader.read_into(0, data)
+    if fmt.digest(data) != layer.digest:
+        raise DamagedCheckpoint(layer.name, "does not match its digest")
+    return RegionLayer(list(_parse(layer.name, data)))
+
+
+def _parse(name: str, data: memoryview) -> Iterator[tuple[RegionTensor, Numbers, memoryview]]:
+    import numpy as np
+
+    at = 16 + int.from_bytes(data[8:16], "little")
+    if data[:8] != MAGIC or at > len(data):
+        raise DamagedCheckpoint(name, "is not a region file")
+    try:
+        tensors = msgspec.json.decode(data[16:at], type=list[RegionTensor])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DamagedCheckpoint(name, f"has no valid table: {error}") from None
+    rows_at = at + RUN_BYTES * sum(each.runs for each in tensors)
+    for each in tensors:
+        if each.runs < 0 or each.leaf_bytes < 1 or not 0 <= each.start <= each.end or rows_at > len(data):
+            raise DamagedCheckpoint(name, f"has the invalid entry {each}")
+        runs = np.frombuffer(data[at : at + RUN_BYTES * each.runs], "<u4").reshape(-1, 2).astype(np.int64)
+        at += RUN_BYTES * each.runs
+        count = int(runs[:, 1].sum())
+        if (count - 1) * each.leaf_bytes > len(data):  # before memory for that many is allocated
+            raise DamagedCheckpoint(name, "is too short for its runs")
+        offsets = np.repeat(runs[:, 0] - np.cumsum(runs[:, 1]) + runs[:, 1], runs[:, 1])
+        leaves = offsets + np.arange(count)
+        size_bytes = count * each.leaf_bytes
+        if count:
+            size_bytes -= max(0, each.start + (int(leaves[-1]) + 1) * each.leaf_bytes - each.end)
+            is_sorted = bool((np.diff(leaves) > 0).all())
+            if not is_sorted or each.start + int(leaves[-1]) * each.leaf_bytes >= each.end:
+                raise DamagedCheckpoint(name, f"has runs outside of the tensor at {each.start:,}")
+        if rows_at + size_bytes > len(data):
+            raise DamagedCheckpoint(name, "is too short for its runs")
+        yield each, leaves, data[rows_at : rows_at + size_bytes]
+        rows_at += size_bytes
+    if rows_at != len(data):
+        raise DamagedCheckpoint(name, "is longer than its runs")
 
 
 def _lay_over(tensor: RegionTensor, leaves: Numbers, rows: memoryview, start: int, target: memoryview) -> None:
@@ -145,7 +149,6 @@ def _lay_over(tensor: RegionTensor, leaves: Numbers, rows: memoryview, start: in
     base = int(leaves[inner])
     at = tensor.start + base * size - start
     count = int(leaves[inner_end - 1]) - base + 1
-    out = np.frombuffer(target[at : at + count * size], np.uint8).reshape(count, size)
-    out[leaves[inner:inner_end] - base] = np.frombuffer(rows[inner * size : inner_end * size], np.uint8).reshape(
-        -1, size
-    )
+    row = np.dtype((np.void, size))  # copied as a whole, in half the time
+    out = np.frombuffer(target[at : at + count * size], row)
+    out[leaves[inner:inner_end] - base] = np.frombuffer(rows[inner * size : inner_end * size], row)
