@@ -10,6 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from . import host_state
 from .calling import ROOT
 from .driver import CheckpointBenchmark, removed_at_exit
 from .figures import report
@@ -28,7 +29,10 @@ AFTER_ROUNDS_SECONDS = 120
 def main() -> None:
     options = _options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # run the cleanup on SIGTERM
-    if options.crum:
+    if options.host_state:
+        with tempfile.TemporaryDirectory(prefix=".bench-", dir=options.folder) as folder:
+            host_state.report(options.state_gb or 2.0, Path(folder))
+    elif options.crum:
         for size in options.sizes:
             _run(options, TrainingScale.with_short_iterations(size), [*BESIDE_FORK, FORK])
     else:
@@ -85,6 +89,11 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--crum", action="store_true", help="a forked save beside torch.save and Holdfast, by state size"
+    )
+    parser.add_argument(
+        "--host-state",
+        action="store_true",
+        help="an array in NumPy, copied and written from a fork (--state-gb, 2 by default)",
     )
     parser.add_argument("--sizes", type=float, nargs="+", default=SIZES_GB, metavar="GB", help="sizes for --crum")
     parser.add_argument("--quick", action="store_true", help="a small model and one round, as a smoke test")
