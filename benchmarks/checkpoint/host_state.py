@@ -33,8 +33,8 @@ def report(state_gb: float, folder: Path) -> None:
         found[mode] = each = json.loads(output.stdout.splitlines()[-1])
         print(
             f"{mode}: blocked {each['blocked_seconds'] * 1e3:,.0f} ms a checkpoint, memory "
-            f"{each['memory_factor']:.2f} x the array, durable after {each['durable_seconds']:.1f} s; an iteration "
-            f"{each['iteration_seconds'] * 1e3:.1f} ms, {each['writing_seconds'] * 1e3:.1f} ms while it is written",
+            f"{each['memory_factor']:.2f} x the array, durable in {each['durable_seconds']:.1f} s; an iteration "
+            f"{each['iteration_seconds'] * 1e3:.1f} ms, {each['writing_seconds'] * 1e3:.1f} ms meanwhile",
             flush=True,
         )
     copy, fork = found["copy"], found["fork"]
