@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import holdfast
 from holdfast.checkpoint import restore
-from holdfast.checkpoint.draining import drain
+from holdfast.checkpoint.draining import DrainResult, drain
 from holdfast.checkpoint.scrub import scrub
 from holdfast.engine import draining
 from holdfast.store import Attempt, Lineage, bucket, open_store, open_tiers, s3_connection
+from holdfast.store.local import LocalWriter
 from holdfast.store.tiers import TwoHistories
 from tests.support import object_servers
+from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.object_servers import Rclone, running
 from tests.support.tiny_job import Trainer
@@ -102,6 +107,74 @@ def test_training_starts_while_the_bucket_is_away_and_is_copied_once_it_is_back(
         assert [each.number for each in open_store(far).records("job", Lineage)] == [1]
         assert [each.number for each in open_store(far).records("job", Attempt)][-1] == trainer.session.attempt
         assert caplog.text.count("was not copied to") == 1
+
+
+def copy_here(tries):
+    """Copy as the process of a copy does, without the seconds in which it starts and waits for an answer."""
+
+    def copy(queue, checkpoint):
+        result = DrainResult()
+        try:
+            result.sent_bytes = drain(open_store(queue._store.url), queue._job, checkpoint)
+        except OSError as error:
+            result.problem = str(error)
+        tries.append(checkpoint)
+        return result
+
+    return copy
+
+
+def test_an_hour_without_the_bucket_loses_nothing_and_is_reported_once(tmp_path, monkeypatch, caplog, impatient):
+    clock, tries = FakeClock(), []
+    monkeypatch.setattr(draining, "RETRY_SECONDS", 30.0)
+    monkeypatch.setattr(draining, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(draining.DrainQueue, "_copy", copy_here(tries))
+
+    def two_minutes_pass(trainer):
+        newest = f"{trainer.session.iteration:012d}-1"
+        eventually(lambda: newest in tries, f"a try to copy {newest}")
+        clock.wait(120)
+
+    near, options = tmp_path / "near", {"every": 1, "drain_every": 1}
+    with running(Rclone(tmp_path / "bucket")) as server:
+        far = object_servers.use(monkeypatch, server.address)
+        trainer = drained(near, far, **options).run(until=4, after=two_minutes_pass)
+        there = iterations(far)
+        server.kill()
+        trainer.run(until=34, after=two_minutes_pass)  # an hour
+        assert iterations(near)[-1] == 34
+        server.start()
+        assert iterations(far) == there
+        trainer.run(until=35, after=two_minutes_pass).crash()
+        assert iterations(far) == [*there, 35]
+        tiers = open_tiers(open_store(near), far)
+        for checkpoint in tiers.checkpoints("job"):
+            restore.verify(tiers, "job", checkpoint)
+    assert caplog.text.count("was not copied to") == 1
+
+
+def test_a_full_local_disk_costs_no_copy_and_lists_nothing_that_is_not_there(tmp_path, far, monkeypatch):
+    near = tmp_path / "near"
+    whole = Trainer(tmp_path / "whole").run(until=20).crash().losses
+    trainer = drained(near, far, drain_every=1).run(until=7, after=after_copies(far))
+
+    def is_full(*arguments, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalWriter, "write", is_full)
+        trainer.run(until=13)
+    eventually(lambda: iterations(far)[-1:] == [6], "the copy of what was durable")
+    assert iterations(near)[-1] == 6
+    tiers = open_tiers(open_store(near), far)
+    for checkpoint in tiers.checkpoints("job"):
+        restore.verify(tiers, "job", checkpoint)
+    trainer.crash()
+    shutil.rmtree(near)
+    resumed = drained(near, far, drain_every=1).run(until=20)
+    assert resumed.losses == whole[6:]
+    resumed.session.close()
+    assert iterations(far)[-1] == 20
 
 
 def test_a_machine_that_knows_nothing_of_the_job_does_not_start_it_anew_without_the_bucket(
