@@ -1,19 +1,18 @@
-"""Restore orders: their states, and every transition between them."""
+"""Restore orders: requests of operators, reports of agents, and timeouts. `order_transitions` has the states."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import and_, select, update
 from sqlalchemy.orm import Session
 
 from holdfast.protocol import wire
 from holdfast.protocol.jobs import Order, OrderStep
-from holdfast.protocol.wire import OPEN_ORDER_STATES, OrderState
+from holdfast.protocol.wire import OPEN_ORDER_STATES
 from holdfast.units import duration
 from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
@@ -23,107 +22,26 @@ from holdfast_server.records import desired_state
 from holdfast_server.records.checkpoints import DURABLE
 from holdfast_server.records.desired_state import SERVER, StoredChange
 from holdfast_server.records.job_status import SILENT_AFTER_SECONDS, current_attempts
+from holdfast_server.records.order_transitions import (
+    OVERRULED,
+    TOO_LATE,
+    AttemptBegan,
+    Cause,
+    Concluded,
+    LineageBegan,
+    Reported,
+    next_state,
+)
 
-TOO_LATE: dict[OrderState, str] = {
-    "cancelled": "the cancel reached the agent too late", "expired": "an agent started it after it had expired",
-}  # fmt: skip
-OVERRULED = TOO_LATE | {"failed": "an earlier attempt failed to restore, and reported it late"}
-"""Why an order that had ended was carried out after all, by the state it had ended in."""
 EXPIRES_SECONDS = 7 * 86400.0
 """Default lifetime of an order: a job that starts later must not be restored by surprise."""
 LEAST_EXPIRES_SECONDS, MOST_EXPIRES_SECONDS = 1.0, 30 * 86400.0
 OUT_OF_REACH = "the running attempt has a lower number than the attempts that the order is for"
 EVERY_SECONDS = 5.0
 
-FROM: dict[OrderState, tuple[OrderState, ...]] = {
-    "requested": (),
-    "delivered": ("requested",),
-    "restoring": ("requested", "delivered", "restoring", "unknown", "cancelled", "expired"),
-    "unknown": ("restoring",),
-    "restored": (*OPEN_ORDER_STATES, "cancelled", "expired", "failed"),
-    "failed": OPEN_ORDER_STATES,
-    "cancelled": OPEN_ORDER_STATES,
-    "expired": OPEN_ORDER_STATES,
-    "superseded": OPEN_ORDER_STATES,
-}
-"""The states from which each state may be reached. An agent that restores at its start may skip steps. What the
-agent did takes precedence: it overrules a cancel or an expiry that came too late, and a failure that one attempt
-could not report before the next attempt had carried the order out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reported:
-    """An agent reported the state of the order."""
-
-    state: OrderState
-    attempt: int
-    newest_attempt: int
-    other_open: bool
-    """Whether another order of the job is open."""
-
-
-@dataclass(frozen=True, slots=True)
-class LineageBegan:
-    """The order began a lineage: it was carried out, even if the attempt ended before it could report so."""
-
-    attempt: int
-    at: float
-    failed_at: float | None
-    """Time of the last report that the order failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptBegan:
-    """An attempt trains without carrying out the order that an earlier attempt had started."""
-
-    attempt: int
-    now: float
-
-
-@dataclass(frozen=True, slots=True)
-class Concluded:
-    """An operator or the server ended the order, or the server lost or regained contact with the agent."""
-
-    state: Literal["cancelled", "expired", "superseded", "unknown", "restoring"]
-
 
 _orders = models.RestoreOrderRecord
 _OPEN_ORDERS = select(_orders).where(_orders.job.in_(named_jobs()), _orders.state.in_(OPEN_ORDER_STATES))
-
-Cause = Reported | LineageBegan | AttemptBegan | Concluded
-
-
-def _next_state(order: models.RestoreOrderRecord, cause: Cause) -> OrderState | None:
-    """Return the state to which a cause would move an order; `FROM` says whether it may. None: to no other."""
-    taken_by_attempt = order.taken_by_attempt or 0
-    match cause:
-        case Concluded(state):
-            return state
-        case AttemptBegan(attempt, now):
-            # Had the earlier attempt completed it, the lineage that it began would have been reported by now.
-            if order.state not in ("restoring", "unknown") or taken_by_attempt >= attempt:
-                return None
-            if order.overruled_state in TOO_LATE:
-                return order.overruled_state
-            return "expired" if order.expires_at is not None and order.expires_at <= now else None
-        case Reported(attempt=attempt) | LineageBegan(attempt=attempt) if attempt < order.fence:
-            return None
-        case LineageBegan(attempt, at, failed_at):
-            # A failed restore began a lineage before it failed, which the next start reports.
-            after = attempt > taken_by_attempt and failed_at is not None and at > failed_at
-            return "restored" if order.state != "failed" or after else None
-        case Reported("restored", attempt):
-            # An attempt before the one that started it may still report this, because it noted it in the store.
-            return "restored" if order.state != "failed" or attempt > taken_by_attempt else None
-        case Reported(attempt=attempt) if attempt < taken_by_attempt:
-            return None
-        case Reported("restoring", attempt) if order.state == "restoring":
-            return None if attempt == taken_by_attempt else "restoring"
-        case Reported("restoring", attempt) if order.state in TOO_LATE:
-            # Only one order is open at a time, and an attempt that ended would have reported its lineage.
-            return None if cause.other_open or attempt < cause.newest_attempt else "restoring"
-        case Reported(state):
-            return state
 
 
 def _move(
@@ -134,8 +52,8 @@ def _move(
 
     `at`: time of the cause. `details`: other columns. Without a `reason`, the reason for overruling stays.
     """
-    before, state = row.state, _next_state(row, cause)
-    if state is None or before not in FROM[state]:
+    before, state = row.state, next_state(row, cause)
+    if state is None:
         return False
     if before in OVERRULED:
         details["overruled_state"], reason = before, OVERRULED[before]
