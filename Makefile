@@ -34,7 +34,7 @@ DEVICE ?= cpu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-long lint format cuda-check bench-checkpoint bench-pacing bench-ingest bench-capacity bench-dashboard bench-restore bench-codecs bench-protection bench-integrations bench-torchtitan bench-series docs bundle pictures wheel audit clean
+.PHONY: help setup demo test test-full test-long lint format cuda-check bench-checkpoint bench-pacing bench-ingest bench-capacity bench-dashboard bench-mix bench-restore bench-codecs bench-protection bench-integrations bench-torchtitan bench-series docs bundle pictures wheel audit clean
 
 help:  ## list what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -88,6 +88,9 @@ bench-capacity: setup  ## CPU, memory and disk of a server with 100, 1,000 and 1
 
 bench-dashboard: setup browser  ## a job's page in Chromium: bytes, paint, frames, memory, 200 readers; ARGS='--no-hour'
 	$(BIN)/python -m benchmarks.dashboard $(ARGS)
+
+bench-mix: setup  ## orders and pages on a server with open pages, long polls and exports; ARGS='--other CHECKOUT'
+	$(BIN)/python -m benchmarks.dashboard.load_mix $(ARGS)
 
 bench-restore: setup  ## time of restores: after a kill, in place, by order, from memory; ARGS='--rounds 3'
 	$(BIN)/python -m benchmarks.restore $(ARGS)

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import threading
 import time
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -28,6 +29,17 @@ def job_name(number: int) -> str:
 
 def cores(port: int, pid: int, *, pages: int, seconds: float) -> tuple[float, float]:
     """Return CPU use of the server for so many open pages of running jobs, and refreshes per second."""
+    with open_pages(port, pages) as answered:
+        time.sleep(WARM_SECONDS)
+        before, begun, asked = _cpu_seconds(pid), time.perf_counter(), answered()
+        time.sleep(seconds)
+        spent, took = _cpu_seconds(pid) - before, time.perf_counter() - begun
+        return spent / took, (answered() - asked) / took
+
+
+@contextlib.contextmanager
+def open_pages(port: int, pages: int) -> Iterator[Callable[[], int]]:
+    """Keep pages of running jobs open; the function returns how many of their requests were answered."""
     ended = threading.Event()
     agents = threading.Thread(target=_train, args=(port, ended), name="agents")
     agents.start()
@@ -35,22 +47,20 @@ def cores(port: int, pid: int, *, pages: int, seconds: float) -> tuple[float, fl
     readers = multiprocessing.get_context("spawn").Process(target=_readers, args=(there, port, pages))
     readers.start()
     there.close()
+
+    def answered() -> int:
+        here.send("count")
+        return int(here.recv())
+
     try:
         here.recv()  # all pages have a stream
-        time.sleep(WARM_SECONDS)
-        here.send("count")
-        before, begun, asked = _cpu_seconds(pid), time.perf_counter(), here.recv()
-        time.sleep(seconds)
-        here.send("count")
-        spent, took = _cpu_seconds(pid) - before, time.perf_counter() - begun
-        answered = here.recv() - asked
+        yield answered
     finally:
         ended.set()
         here.close()
         readers.kill()
         readers.join()
         agents.join()
-    return spent / took, answered / took
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -103,6 +103,8 @@ async def _agent(pipe: Connection, port: int, token: str, number: int, waits: Ca
             at = time.perf_counter()
             version = json.loads(body)["version"]
             pipe.send((number, at))
+        elif status != 204:  # the server is busy
+            await asyncio.sleep(1.0)
 
 
 async def read_response(reader: asyncio.StreamReader) -> tuple[int, bytes]:
