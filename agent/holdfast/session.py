@@ -23,7 +23,7 @@ from holdfast.data.cursor import Cursor
 from holdfast.distributed import ranks
 from holdfast.engine import optional_parts
 from holdfast.engine.boundary import Boundary
-from holdfast.engine.coordination import CollectiveCall, Requests
+from holdfast.engine.coordination import CollectiveCall, Requests, RestoreTarget
 from holdfast.engine.in_place_restore import WRITE_SECONDS
 from holdfast.engine.lifecycle import Life, Lifecycle, ending_of
 from holdfast.engine.operator import Operator
@@ -32,7 +32,7 @@ from holdfast.engine.training import Training
 from holdfast.errors import RestoreFailed
 from holdfast.pacing import Controller, parse_every
 from holdfast.protocol import ids
-from holdfast.protocol.wire import StallKind
+from holdfast.protocol.wire import StallKind, skip_of
 from holdfast.retention import Retention
 from holdfast.save.history import History
 from holdfast.save.host_buffers import Arena
@@ -473,19 +473,30 @@ class Session:
         with self._operator.paused():
             yield
 
-    def restore(self, iteration: int) -> None:
+    def restore(
+        self, iteration: int, *, skip_batches: int = 0, skip_to: int = 0, loader: int | None = None
+    ) -> None:
         """Restore the checkpoint of `iteration` in the next `step`.
 
         With several ranks, only the call on rank 0 counts, and usually takes effect an iteration later.
 
+        Args:
+            iteration: the iteration to go back to, which goes on being counted from there.
+            skip_batches: batches of the loader in `session.batches` to leave out after it, on each rank.
+            skip_to: or: leave out the batches of all iterations up to this one.
+            loader: number of the loader to leave them out of, from 0 in the order of first use, if there are
+                several.
+
         Raises:
             NoSuchCheckpoint: that iteration has no checkpoint; the error names the nearest earlier one.
+            ValueError: both ways to leave out data are given, or a negative number.
         """
+        skip = skip_of(skip_batches, skip_to, iteration, loader)
         if not self._ranks.leads:
             return
         checkpoint = restore.find(self._saver.history.store, self.job, iteration)
         self._saver.retention.protect(Protector.SCRIPT, checkpoint)
-        self._requests.restore = checkpoint
+        self._requests.restore = RestoreTarget(checkpoint, skip=skip)
 
     def on_restored(self, callback: Callable[[int, int], object]) -> None:
         """Call `callback(iteration, lineage)` after a resume from a checkpoint and after each restore in place.

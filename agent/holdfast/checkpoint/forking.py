@@ -97,7 +97,7 @@ def fork(store: Store, job: str, checkpoint: str, new: str, *, progress: Progres
         new,
         Lineage(
             number=lineage, iteration=found.iteration, parent=checkpoint, order=None, attempt=attempt.number,
-            created_at=time.time(), origin=origin, inexact=found.inexact,
+            created_at=time.time(), origin=origin, inexact=found.inexact, left_out=found.left_out,
         ),
     )  # fmt: skip
     with contextlib.suppress(OSError, Fenced):  # optional: the uid identifies the attempt of a fork

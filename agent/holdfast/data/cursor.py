@@ -72,8 +72,17 @@ class Cursor(Protocol):
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch given."""
 
+    def leave_out(self, state_dict: dict[str, Any], batches: int) -> dict[str, Any]:
+        """Return the state so many batches further on than `state_dict`. ValueError if it cannot get there."""
+
     def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
         """Go to a position, or to the start for `None`."""
+
+
+def require_leaving_out(state_dict: Mapping[str, Any]) -> None:
+    """Raise ValueError if the loader whose position this is cannot leave batches out, whatever its length."""
+    if "taken" not in state_dict and "start" not in state_dict:
+        raise ValueError("it continues from its own state, which cannot be advanced")
 
 
 class _LoaderCursor:
@@ -87,6 +96,9 @@ class _LoaderCursor:
 
     def why_empty(self) -> str:
         return why_empty(self._loader)
+
+    def leave_out(self, state_dict: dict[str, Any], batches: int) -> dict[str, Any]:
+        raise ValueError(f"{type(self._loader).__name__} continues from its own state, which cannot be advanced")
 
 
 class _StatefulCursor(_LoaderCursor):
@@ -314,6 +326,18 @@ class _CountingCursor(_LoaderCursor):
     def state_dict(self) -> dict[str, Any]:
         state = {"epoch": self.epoch, "given": self._given, "start": self._start, "last": self._last}
         return state | {"generators": self._generators.state_dict(), "inner": self._inner.starts}
+
+    def leave_out(self, state_dict: dict[str, Any], batches: int) -> dict[str, Any]:
+        name, given = type(self._loader).__name__, state_dict["given"]
+        if not given:
+            raise ValueError(f"the order of {name} in this epoch is not drawn yet")
+        try:
+            left = len(self._loader) - given
+        except TypeError:
+            raise ValueError(f"{name} has no len(), so that the end of the epoch is unknown") from None
+        if batches > left:
+            raise ValueError(f"only {left:,} batches of this epoch are left, and {name} cannot pass over its end")
+        return state_dict | {"given": given + batches, "last": []}
 
     def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
         state_dict = state_dict or {"epoch": 0, "given": 0, "start": None}

@@ -251,6 +251,27 @@ class IndexedBatches:
             return len(self)
         return self._share.iterations(start.taken // self._order.shards, self._order.size)
 
+    def leave_out(self, start: DataPosition, batches: int) -> DataPosition:
+        """Return the position so many batches after `start`, of which none is read.
+
+        Raises:
+            ValueError: the end of the epoch is unknown.
+        """
+        if (size := self._order.size) is None:
+            raise ValueError(f"{self._order.name} has no len(), so that the end of the epoch is unknown")
+        if not len(self):
+            raise ValueError("an epoch has no batch")
+        most = replace(self._share, rank=0)  # with a short tail other ranks may have one fewer
+        while batches:
+            first = start.taken // self._order.shards
+            left = most.iterations(first, size)
+            if batches < left:
+                place, _ = most.after(first, batches, size)
+                return replace(start, taken=place * self._order.shards)
+            batches -= left
+            start = DataPosition(epoch=start.epoch + 1, padded=start.padded)
+        return start
+
     def batches(self, start: DataPosition) -> Iterator[tuple[DataPosition, Any]]:
         """Yield each batch with the position after it."""
         first, begun = start.taken // self._order.shards, start.taken > 0

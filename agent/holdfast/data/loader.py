@@ -411,6 +411,21 @@ class DataLoader(LoaderPosition):
         if self.position.taken:
             self.load_state_dict(self.state_dict() | {"epoch": self.epoch + 1, "taken": 0, "dataset": None})
 
+    def leave_out(self, state_dict: dict[str, Any], batches: int) -> dict[str, Any]:
+        """Return the state so many batches after the position in `state_dict`, without training on them.
+
+        Raises:
+            ValueError: this loader cannot get there exactly.
+        """
+        start = DataPosition(**{key: state_dict[key] for key in ("epoch", "taken", "padded")})
+        end = self._inner.leave_out(start, batches)
+        if end.epoch != start.epoch and state_dict.get("generators", {}).get("repeated"):
+            raise ValueError("its sampler goes on from epoch to epoch, so that no epoch can be passed over")
+        # the epochs that begin meanwhile draw their seeds, as torch's loader does; one at its start has yet to
+        begins = end.epoch - start.epoch + (not start.taken) - (not end.taken)
+        known = {} if end.epoch == start.epoch else {"set_epoch": None}
+        return state_dict | asdict(end) | known | {"seeds_to_draw": state_dict.get("seeds_to_draw", 0) + begins}
+
     def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
         """Continue from a position; `None` for the start. ValueError within an epoch of another order."""
         if state_dict is None:
@@ -429,6 +444,8 @@ class DataLoader(LoaderPosition):
         self._iterators.counted = position
         self._iterators.taken_per_iteration = state_dict.get("taken_per_iteration")
         self._inner.epochs.in_use, self._iterators.seed_drawn = state_dict["set_epoch"], state_dict["seed_drawn"]
+        for _ in range(state_dict.get("seeds_to_draw", 0)):
+            self._draw_base_seed()
         self._iterators.trains_with_gradients, self._used_generators = state_dict.get("gradients"), None
         self._inner.generators.load_state_dict(
             state_dict.get("generators"), position.epoch, begun=position.taken > 0

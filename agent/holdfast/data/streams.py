@@ -93,6 +93,26 @@ class StreamedBatches:
         """Count the batches of this rank from `start` to the end of its epoch; TypeError if unknown."""
         return max(0, len(self) - start.taken)
 
+    def leave_out(self, start: DataPosition, batches: int) -> DataPosition:
+        """Return the position so many batches after `start`, which will be read and discarded.
+
+        Raises:
+            ValueError: the dataset has a state of its own, or the epoch may end before.
+        """
+        if self._keeps_state:
+            raise ValueError(
+                f"{type(self._dataset).__name__} continues from its own state, which cannot be advanced"
+            )
+        try:
+            left = self.left(start)
+        except TypeError:
+            raise ValueError(
+                f"{type(self._dataset).__name__} has no len(), so that the end of the epoch is unknown"
+            ) from None
+        if batches >= left:
+            raise ValueError(f"only {left:,} batches of its epoch are left, and a stream is left within an epoch")
+        return replace(start, taken=start.taken + batches)
+
     def batches(self, start: DataPosition) -> Iterator[tuple[DataPosition, Any]]:
         """Yield each batch with the position after it."""
         self.generators.begin(start.epoch, begun=start.taken > 0)

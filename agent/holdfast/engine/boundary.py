@@ -232,7 +232,7 @@ class Boundary:
         decision = decide(situation)
         if decision.restore is not None:
             self._requests.restore = None
-            self._operator.accept(decision.restore[1])
+            self._operator.accept(decision.restore.order)
         elif decision.checkpoint is not None and not decision.end:
             if situation.withheld and not (situation.requested or situation.retry):
                 self._operator.report_withheld()
@@ -270,9 +270,9 @@ class Boundary:
 
     def _restore_target(self) -> RestoreTarget | None:
         if self._requests.restore is not None:
-            return self._requests.restore, None, False
+            return self._requests.restore
         order = self._operator.restore() if self._reporter.has_server else None
-        return (order.checkpoint, order.id, order.degraded) if order is not None else None
+        return RestoreTarget(order.checkpoint, order.id, order.degraded, order.skip) if order is not None else None
 
     def _is_due(self, iteration: int) -> bool:
         if not self._is_interval_over(iteration):
@@ -339,7 +339,7 @@ class Boundary:
         self._lifecycle.enter(Life.RESTORING)
         self.restore_callbacks.begin()
         try:
-            relaunches = self.in_place_restore.restore(*self._ranks.decide(lambda: target, RestoreTarget))
+            relaunches = self.in_place_restore.restore(self._ranks.decide(lambda: target, RestoreTarget))
         finally:
             after = Life.RELAUNCHED if relaunches else Life.TRAINING
             self._lifecycle.enter(Life.HALF_RESTORED if self.in_place_restore.half_applied else after)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from holdfast.distributed.ranks import Ranks, RanksLost, SideGroup, warn_while_waiting
 from holdfast.pacing.profile import SnapshotMode
-from holdfast.protocol.wire import CheckpointKind
+from holdfast.protocol.wire import CheckpointKind, DataSkip
 
 logger = logging.getLogger("holdfast")
 
@@ -31,10 +31,20 @@ END_SECONDS = 60.0
 KINDS: tuple[CheckpointKind, ...] = get_args(CheckpointKind)
 MODES: tuple[SnapshotMode, ...] = get_args(SnapshotMode)
 NUMBERS = 9
-RestoreTarget = tuple[str, str | None, bool]
-"""(checkpoint, order): the order is `None` where the script requests the restore."""
 FACTOR = 1.5
 """Allowance for a final checkpoint over the usual duration: many jobs may be preempted at once."""
+
+
+class RestoreTarget(msgspec.Struct, frozen=True):
+    """What to restore."""
+
+    checkpoint: str = ""
+    order: str | None = None
+    """`None` where the script requests the restore."""
+    degraded: bool = False
+    """As for `restore.load`."""
+    skip: DataSkip | None = None
+    """Data to leave out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +268,7 @@ def _decoded(numbers: torch.Tensor) -> tuple[int, Decision, bool]:
         at_once=bool(at_once),
         mode=MODES[mode],
         lineage=lineage,
-        restore=("", None, False) if restore else None,
+        restore=RestoreTarget() if restore else None,
         end=bool(end),
         call=bool(call),
     )
@@ -271,8 +281,8 @@ class Requests:
 
     checkpoint: bool = False
     """Requested by the script or an operator, whatever the interval."""
-    restore: str | None = None
-    """The checkpoint that the script restores."""
+    restore: RestoreTarget | None = None
+    """What the script restores."""
     retry: bool = False
     """The last copy was torn: take another at once, while training waits."""
     probe: bool = False

@@ -12,6 +12,8 @@ from holdfast.checkpoint.restore import LoadedCheckpoint
 from holdfast.checkpoint.retention_queue import Protector
 from holdfast.checkpoint.stored_manifest import StoredManifest, read_stored
 from holdfast.distributed.ranks import Ranks, RanksLost
+from holdfast.engine import left_out_data
+from holdfast.engine.coordination import RestoreTarget
 from holdfast.engine.training import Training
 from holdfast.errors import HoldfastError, RestoreFailed
 from holdfast.format.manifest import Manifest
@@ -19,6 +21,7 @@ from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.protocol.wire import RestoreMode, RestoreOrder
 from holdfast.save.history import History
 from holdfast.save.saver import Saver
+from holdfast.store import Lineage
 from holdfast.system import supervisor_channel
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
 
@@ -76,13 +79,10 @@ class InPlaceRestore:
             self._reported_mode, self._start_seconds = mode, start_seconds
             self._reporter.restore_mode(mode, reason or "", start_seconds)
 
-    def restore(self, checkpoint: str, order: str | None, degraded: bool = False) -> bool:
+    def restore(self, wanted: RestoreTarget) -> bool:
         """Save the current state, verify the target, record the new lineage, apply.
 
         Until the lineage is recorded nothing has changed, and a failure leaves training as it is.
-
-        Args:
-            degraded: as for `restore.load`.
 
         Returns:
             Whether this process must end now, to be restarted for the restore.
@@ -91,18 +91,19 @@ class InPlaceRestore:
             RestoreFailed: applying failed half-way, and so did going back.
             RanksLost: another rank is gone, and nothing has changed on this one.
         """
-        started, target = time.perf_counter(), CheckpointToRestore(self._history, checkpoint)
+        started, checkpoint, order = time.perf_counter(), wanted.checkpoint, wanted.order
+        target = CheckpointToRestore(self._history, checkpoint)
         # even if its order is cancelled meanwhile
         self._saver.retention.protect(Protector.RESTORE, checkpoint)
         try:
             reason = self._ranks.decide(lambda: self._why_not_in_place(target), str | None)
             if reason is not None:
-                return self._at_next_start(target, order, reason, degraded)
+                return self._at_next_start(target, wanted, reason)
             self._reporter.order(order, "restoring")
             safety = self._save_current_state(target)
             # read into a free snapshot buffer: a restore then allocates no memory
             with self._saver.snapshots.borrowed_memory() as room:
-                loaded, restored = self._take_back(target, safety, order, room, degraded)
+                loaded, restored = self._take_back(target, safety, wanted, room)
         except (RanksLost, RestoreFailed):  # the order stays open for the next start
             raise
         except Exception as error:  # a failed restore leaves training as it was
@@ -119,6 +120,10 @@ class InPlaceRestore:
                     "%s: restored to iteration %d, lineage %d; the previous state is kept as %s",
                     *(self._history.job, position.iteration, position.lineage, safety),
                 )
+                if wanted.skip is not None:
+                    self._reporter.notice(
+                        "info", "left_out", left_out_data.describe(self._history.lineage.left_out[-1])
+                    )
             self._reporter.trained_elsewhere(loaded.manifest.fingerprint)
             for what in self._differing:
                 self._reporter.notice("warning", "settings", what)
@@ -129,24 +134,27 @@ class InPlaceRestore:
         self,
         target: CheckpointToRestore,
         safety: str,
-        order: str | None,
+        wanted: RestoreTarget,
         room: memoryview | None,
-        degraded: bool,
     ) -> tuple[LoadedCheckpoint, bool]:
         """Load, record the new lineage, apply; return whether it was applied, not reverted."""
-        loaded = self._ranks.run_on_all(lambda: self._load(target, room, degraded=degraded))
-        inexact, before = self._training.inexact(loaded), self._history.lineage.inexact
-        self._history.begin_lineage(loaded.manifest.iteration, target.id, order, left=safety, inexact=inexact)
+        loaded = self._ranks.run_on_all(lambda: self._load(target, room, degraded=wanted.degraded))
+        left_out = self._ranks.run_on_all(lambda: self._training.left_out(loaded, wanted.skip))
+        inexact, before = self._training.inexact(loaded), self._history.lineage
+        self._history.begin_lineage(
+            loaded.manifest.iteration, target.id, wanted.order, left=safety, inexact=inexact, left_out=left_out
+        )
         self.half_applied = True  # also where Ctrl-C interrupts it
-        restored = self._apply_or_return(loaded, safety, order, inexact_before=before)
+        restored = self._apply_or_return(loaded, safety, wanted.order, before=before)
         if loaded.repaired or loaded.lost:  # in memory: its files are still damaged
             self._history.mark_damaged(loaded.id)
         self._reporter.repaired(loaded.id, loaded.repaired, loaded.loss)
         self.half_applied = False
         return loaded, restored
 
-    def _at_next_start(self, target: CheckpointToRestore, order: str | None, reason: str, degraded: bool) -> bool:
+    def _at_next_start(self, target: CheckpointToRestore, wanted: RestoreTarget, reason: str) -> bool:
         """Under a supervisor, save the current state and end; without one, leave the order for the next start."""
+        order = wanted.order
         if order is None:
             raise HoldfastError(f"{reason}; {ORDER_ADVICE}")
         if not self._ranks.decide(supervisor_channel.is_supervised, bool):
@@ -155,10 +163,12 @@ class InPlaceRestore:
             return False
         safety = self._save_current_state(target)
         with self._saver.snapshots.borrowed_memory() as room:
-            self._ranks.run_on_all(lambda: self._load(target, room, degraded=degraded))
-        attempt = self._history.attempt
-        wanted = RestoreOrder(id=order, checkpoint=target.id, fence=attempt, degraded=degraded)
-        self._ranks.decide(lambda: supervisor_channel.request_relaunch(wanted), str)
+            loaded = self._ranks.run_on_all(lambda: self._load(target, room, degraded=wanted.degraded))
+            self._ranks.run_on_all(lambda: self._training.left_out(loaded, wanted.skip))
+        noted = RestoreOrder(
+            id=order, checkpoint=target.id, fence=self._history.attempt, degraded=wanted.degraded, skip=wanted.skip
+        )
+        self._ranks.decide(lambda: supervisor_channel.request_relaunch(noted), str)
         message = f"restarting the script to restore {target.id}: {reason}"
         self._reporter.notice("info", "relaunch", f"{message}. The current state is kept as {safety}")
         return True
@@ -205,18 +215,20 @@ class InPlaceRestore:
         return run.id
 
     def _apply_or_return(
-        self, loaded: LoadedCheckpoint, safety: str, order: str | None, *, inexact_before: str | None
+        self, loaded: LoadedCheckpoint, safety: str, order: str | None, *, before: Lineage
     ) -> bool:
         """Apply the checkpoint; if that fails half-way, go back to the safety checkpoint and return `False`."""
         try:
-            self._ranks.run_on_all(lambda: self._training.apply(loaded))
+            self._ranks.run_on_all(lambda: self._training.apply(loaded, self._history.lineage.left_out))
         except RanksLost:
             return True  # it is applied on this rank, and the lineage is recorded
         except Exception as error:  # a user's load_state_dict may raise anything
             try:
                 iteration, back = parse_checkpoint_id(safety)[0], CheckpointToRestore(self._history, safety)
-                self._history.begin_lineage(iteration, safety, None, left=loaded.id, inexact=inexact_before)
-                self._ranks.run_on_all(lambda: self._training.apply(self._load(back)))
+                self._history.begin_lineage(
+                    iteration, safety, left=loaded.id, inexact=before.inexact, left_out=before.left_out
+                )
+                self._ranks.run_on_all(lambda: self._training.apply(self._load(back), before.left_out))
             except Exception as worse:  # the state is a mixture: no rank may train on it
                 raise RestoreFailed(
                     f"restoring {loaded.id} failed ({error}), and so did going back to {safety} ({worse}); "

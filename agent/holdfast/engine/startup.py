@@ -62,6 +62,8 @@ class Start:
     """The order that asked for it."""
     left: str | None = None
     """The newest durable checkpoint of what is left for it: the way back."""
+    left_out: tuple[wire.LeftOutData, ...] = ()
+    """Data that was left out on the way to its state."""
 
 
 REPORTED_RESTORES = 8
@@ -235,7 +237,9 @@ class Startup:
                 history.continue_lineage(start.lineage, loaded)
             else:
                 iteration, inexact = self._reporter.position.iteration, self._training.inexact(start.loaded)
-                history.begin_lineage(iteration, loaded, start.order, left=start.left, inexact=inexact)
+                history.begin_lineage(
+                    iteration, loaded, start.order, left=start.left, inexact=inexact, left_out=start.left_out
+                )
             if self._ranks.leads:
                 committed = store.checkpoints(history.job)
         except RanksLost:
@@ -307,12 +311,13 @@ class Startup:
             return None
 
     def _restore_for_order(self, order: wire.RestoreOrder) -> Start | None:
-        loaded, left = None, None
+        loaded, left, left_out = None, None, tuple[wire.LeftOutData, ...]()
         try:
             left = self._ask_store(self._head, str | None)
             loaded = self._load(order.checkpoint, degraded=order.degraded)
+            left_out = self._ranks.run_on_all(functools.partial(self._training.left_out, loaded, order.skip))
             self._reporter.order(order.id, "restoring")
-            self._put_in_place(loaded)
+            self._put_in_place(loaded, left_out)
         except RanksLost:
             raise
         except Exception as error:  # a failed order must not keep the job from starting
@@ -320,7 +325,8 @@ class Startup:
                 raise  # the store is unavailable; a later boundary may carry out the order
             self._reporter.order(order.id, "failed", reason=str(error))
             return None
-        return Start(loaded, order=order.id, left=left if left != order.checkpoint else None)
+        left = left if left != order.checkpoint else None
+        return Start(loaded, order=order.id, left=left, left_out=left_out)
 
     def _head(self) -> str | None:
         """Return the checkpoint that the job would resume from without an order."""
@@ -330,12 +336,15 @@ class Startup:
     def _newest(self) -> Start:
         store, job = self._history.store, self._history.job
         candidates = self._ask_store(lambda: list(restore.candidates(store, job)), list[tuple[str, bool]])
-        if (start := self._from_memory(candidates)) is not None:
+        lineages = self._ask_store(lambda: store.records(job, Lineage), list[Lineage])
+        newest = lineages[-1] if lineages else None
+        if (start := self._from_memory(candidates, newest)) is not None:
             return start
         for checkpoint, continues in candidates:
             try:
                 loaded = self._load(checkpoint)
-                self._put_in_place(loaded)
+                left_out = newest.left_out if newest is not None and continues else loaded.manifest.left_out
+                self._put_in_place(loaded, left_out)
             except IncompatibleCheckpoint as error:
                 raise IncompatibleCheckpoint(
                     f"{error}. The checkpoint is {checkpoint} of job {job} in {store.url}. If the script changes "
@@ -350,41 +359,39 @@ class Startup:
                 self._reporter.notice(
                     "error", "stray", f"no other checkpoint is sound: resuming from {checkpoint}"
                 )
-                return Start(loaded)
-            lineages = self._ask_store(lambda: store.records(job, Lineage), list[Lineage])
-            return Start(loaded, lineage=lineages[-1] if lineages else None)
+                return Start(loaded, left_out=left_out)
+            return Start(loaded, lineage=newest, left_out=left_out)
         if candidates:
-            newest = parse_checkpoint_id(candidates[0][0])[0]
+            best = parse_checkpoint_id(candidates[0][0])[0]
             message = (
                 f"every checkpoint of {job} ({len(candidates)}) is damaged: training starts over at iteration 0. "
                 "To keep what is left of the newest, stop training and run `holdfast store scrub --repair "
                 f"{store.url}` if they have parity, or `holdfast store export --degraded {store.url} {job} "
-                f"{newest} FILE`, which writes the tensors that are sound"
+                f"{best} FILE`, which writes the tensors that are sound"
             )
             self._reporter.notice("error", "all_damaged", message)
         return Start()
 
-    def _from_memory(self, candidates: list[tuple[str, bool]]) -> Start | None:
+    def _from_memory(self, candidates: list[tuple[str, bool]], lineage: Lineage | None) -> Start | None:
         """Resume from the snapshot that the previous attempt left in memory, if nothing durable is newer.
 
         All ranks do or none: where one cannot, all load from the store.
         """
-        store, job, memory = self._history.store, self._history.job, self._memory
-        if memory is None or not memory.may_hold_snapshots:
+        store, memory = self._history.store, self._memory
+        if memory is None or lineage is None or not memory.may_hold_snapshots:
             return None
         from holdfast.memory_tier.tier import MemoryCheckpoint
 
         for found in self._ask_store(lambda: memory.candidates(store, candidates), list[MemoryCheckpoint]):
             try:
                 loaded = self._ranks.run_on_all(functools.partial(memory.load, found, self._training.regions))
-                self._put_in_place(loaded)
+                self._put_in_place(loaded, lineage.left_out)
             except RanksLost:
                 raise
             except Exception as error:  # load from the store instead
                 memory.report_damaged(found, error)
                 continue
-            lineages = self._ask_store(lambda: store.records(job, Lineage), list[Lineage])
-            return Start(loaded, lineage=lineages[-1])
+            return Start(loaded, lineage=lineage)
         return None
 
     def _ask_store(self, question: Callable[[], T], kind: Any) -> T:
@@ -419,13 +426,13 @@ class Startup:
                 self._give_up_at = None
                 return answer
 
-    def _put_in_place(self, loaded: LoadedCheckpoint) -> None:
+    def _put_in_place(self, loaded: LoadedCheckpoint, left_out: tuple[wire.LeftOutData, ...]) -> None:
         differing = self._ranks.run_on_all(lambda: with_way_out(lambda: self._training.check(loaded.manifest)))
         for warning in self._training.restore_buckets(loaded):
             self._reporter.notice("warning", "reducer", warning)
         if (what := dropped_gradients(loaded.manifest, loaded.state, self._ranks.world_size)) is not None:
             self._reporter.notice("warning", "gradients", what)
-        self._ranks.run_on_all(lambda: with_way_out(lambda: self._training.apply(loaded)))
+        self._ranks.run_on_all(lambda: with_way_out(lambda: self._training.apply(loaded, left_out)))
         for what in differing:
             self._reporter.notice("warning", "settings", what)
         if loaded.repaired or loaded.lost:  # in memory: its files are still damaged

@@ -6,7 +6,7 @@ One module, since what is captured and what is restored must agree.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -21,10 +21,12 @@ from holdfast.data.loader import DataLoader
 from holdfast.data.reachable import given_within
 from holdfast.disabled import is_disabled
 from holdfast.distributed.ranks import Ranks
+from holdfast.engine import left_out_data
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format.manifest import MANIFEST, Manifest
 from holdfast.format.shards import differing_keywords, fitting_state, saved_rank, state_for
 from holdfast.pacing import Controller
+from holdfast.protocol.wire import DataSkip, LeftOutData
 from holdfast.state.construction import Construction, describe, differences, loader_settings
 from holdfast.state.registry import CapturedState, Registry, shapes_of
 from holdfast.state.round_trip import RoundTrip, as_stored
@@ -90,6 +92,10 @@ class Training:
         """Positions from a checkpoint, also for loaders that the script has not used yet."""
         self._loaded_settings: list[dict[str, Any]] = []
         """What these loaders were constructed with."""
+        self._to_leave_out: list[LeftOutData] = []
+        """Data to leave out once training gets to its iteration."""
+        self._per_iteration: int | None = None
+        """Batches that every iteration has taken; 0 if not all took the same number, None before the first."""
         self.logger_runs: dict[str, tuple[str, int]] = {}
         """Runs of loggers, by logger: run id and the lineage that it logs."""
         self.unsaved_batches = self.unsaved_updates = 0
@@ -210,6 +216,12 @@ class Training:
             loader.iteration_ended()
         if self._watch is not None and self.restore_count:
             self._watch.compare_draws(self.unsaved_batches)
+        if self._per_iteration is None:
+            self._per_iteration = self.unsaved_batches
+        elif self._per_iteration != self.unsaved_batches:
+            self._per_iteration = 0
+        if self._to_leave_out:
+            self._leave_out_later()
         self.unsaved_batches = self.unsaved_updates = 0
         self._was_replay_announced, self._is_replay_announced = self._is_replay_announced, False
         self._ended += 1
@@ -262,7 +274,7 @@ class Training:
                 loader.attach_session()
             cursor = cursor_over(loader)
             # a new loader starts at the beginning, even if the script has looked at its first batch
-            cursor.load_state_dict(self._loaded[number] if number < len(self._loaded) else None)
+            left_out_data.go_to(cursor, self._loaded[number] if number < len(self._loaded) else None)
             self._loaders.append((loader, cursor))
             if not isinstance(loader, DataLoader):
                 self._enclosed.update(given_within(loader, self.registry.given))
@@ -361,6 +373,7 @@ class Training:
                 "lineage": self._position.lineage,
                 "loaders": [*positions, *self._loaded[len(positions) :]],
                 "loader": self._current,
+                "batches_an_iteration": self._per_iteration,
                 "loader_settings": [*settings, *self._loaded_settings[len(settings) :]],
                 "enclosed": sorted(self._enclosed),
                 "controller": self._controller.state_dict(),
@@ -400,6 +413,19 @@ class Training:
             degraded=degraded,
             known=known,
         )
+
+    def left_out(self, loaded: LoadedCheckpoint, skip: DataSkip | None) -> tuple[LeftOutData, ...]:
+        """Return the data that was left out before a checkpoint, and what `skip` leaves out after it.
+
+        Raises:
+            IncompatibleCheckpoint: the data cannot be left out exactly; nothing has changed.
+        """
+        before = loaded.manifest.left_out
+        if skip is None:
+            return before
+        session = decode(loaded.state["session"], loaded.tensors, copy=True)
+        cursors = [cursor for _, cursor in self._loaders]
+        return (*before, left_out_data.of_skip(skip, loaded.manifest.iteration, session, cursors))
 
     def inexact(self, loaded: LoadedCheckpoint | None) -> str | None:
         """Return the checkpoint whose degraded restore makes the state of any rank inexact, or None."""
@@ -489,8 +515,11 @@ class Training:
         """Tell the pacing how many failures there were since the loaded checkpoint."""
         self._controller.job_history.failed(times)
 
-    def apply(self, loaded: LoadedCheckpoint) -> None:
-        """Restore everything from the checkpoint.
+    def apply(self, loaded: LoadedCheckpoint, left_out: Sequence[LeftOutData]) -> None:
+        """Restore everything from the checkpoint, and leave out the data that it does not name yet.
+
+        Args:
+            left_out: the data that was left out in the lineage that training continues.
 
         Raises:
             IncompatibleCheckpoint: an object refused its state. At a start, nothing has changed then.
@@ -506,7 +535,9 @@ class Training:
         self._drawn = self.updates = self._ended = 0
         state = decode(loaded.state["session"], loaded.tensors, copy=True)
         self._position.iteration = loaded.manifest.iteration
-        self._loaded = state["loaders"]
+        self._loaded, self._per_iteration = state["loaders"], state.get("batches_an_iteration")
+        self._to_leave_out = list(left_out[len(loaded.manifest.left_out) :])
+        left_out_data.note(self._to_leave_out, self._position.iteration, self._loaded)
         self._loaded_settings = state.get("loader_settings", [])
         self.logger_runs = {} if loaded.manifest.origin else state.get("logger_runs", {})  # not a fork's source's
         if restarted:  # in place, the current measurements are better
@@ -514,7 +545,16 @@ class Training:
         self._controller.restored(self._position.iteration)
         self.restore_count += 1
         for i, (_, cursor) in enumerate(self._loaders):
-            cursor.load_state_dict(self._loaded[i] if i < len(self._loaded) else None)
+            left_out_data.go_to(cursor, self._loaded[i] if i < len(self._loaded) else None)
+
+    def _leave_out_later(self) -> None:
+        """Leave out the data of a restore to a later checkpoint than the one that training resumed from."""
+        positions = [cursor.state_dict() for _, cursor in self._loaders]
+        left_out_data.note(self._to_leave_out, self._position.iteration, positions)
+        for (_, cursor), position in zip(self._loaders, positions, strict=True):
+            if left_out_data.LEAVE_OUT in position:
+                left_out_data.go_to(cursor, position)
+                self.restore_count += 1
 
 
 def _watch_over(registry: Registry) -> Watch | None:

@@ -19,7 +19,7 @@ from holdfast.errors import DamagedCheckpoint
 from holdfast.format.encoding import LAYERED, Encoding
 from holdfast.format.important import FileContents, PlacedTensor
 from holdfast.format.parity_file import ParityFile
-from holdfast.protocol.wire import Origin
+from holdfast.protocol.wire import LeftOutData, Origin
 from holdfast.retention import LoggedMetric
 
 FORMAT = 2
@@ -138,6 +138,8 @@ class CheckpointDescription(msgspec.Struct, frozen=True, kw_only=True):
     """Newest finite value of each metric that the attempt logged on this lineage up to `iteration`, by name."""
     inexact: str | None = None
     """The checkpoint whose degraded restore its state descends from; absent from the file if it is exact."""
+    left_out: tuple[LeftOutData, ...] = ()
+    """Data that restores left out on the way to its state, oldest first; absent from the file if there is none."""
 
 
 def description_of(checkpoint: CheckpointDescription) -> dict[str, Any]:

@@ -44,7 +44,7 @@ DIGEST_ENTRY = b',\n "manifest_digest": "%b"\n}\n'
 _FOUND_ENTRY = re.compile(DIGEST_ENTRY % b"([0-9a-f]{32})")
 _ENTRY_BYTES = len(DIGEST_ENTRY % bytes(32))
 _LAST = "manifest_digest"
-_ABSENT_IF_EMPTY = ("origin", "inexact", "index", "ranks")
+_ABSENT_IF_EMPTY = ("origin", "inexact", "left_out", "index", "ranks")
 
 
 class TensorStructure(msgspec.Struct, frozen=True, array_like=True, gc=False):

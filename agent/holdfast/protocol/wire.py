@@ -18,6 +18,7 @@ import msgspec
 
 from holdfast.protocol.field_types import (
     MAX_INTEGER,
+    MAX_ITERATION,
     Attempt,
     CheckpointId,
     Count,
@@ -166,6 +167,17 @@ class Origin(msgspec.Struct, kw_only=True, frozen=True):
     """Digest of its manifest, which has the digests of all its data."""
 
 
+class LeftOutData(msgspec.Struct, kw_only=True, frozen=True):
+    """Batches that a restore left out of training."""
+
+    iteration: Iteration
+    """The restored iteration, after which they would have come."""
+    batches: Count
+    """Number of batches, on each rank."""
+    loader: Count = 0
+    """Number of their loader, in the order in which the script first used its loaders."""
+
+
 class LineageStarted(TrainingEvent, kw_only=True, tag="lineage_started"):
     parent: CheckpointId | None = None
     """Id of the restored checkpoint; `None` for a fresh start."""
@@ -177,6 +189,8 @@ class LineageStarted(TrainingEvent, kw_only=True, tag="lineage_started"):
     """On the first lineage of a fork: the source of the copy `parent`."""
     inexact: CheckpointId | None = None
     """Id of the checkpoint whose degraded restore its state descends from; `None` if its state is exact."""
+    left_out: tuple[LeftOutData, ...] = ()
+    """Data that was left out on the way to its state, oldest first."""
 
 
 class RankCheckpointTimes(msgspec.Struct, kw_only=True, frozen=True):
@@ -501,6 +515,34 @@ class Ack(msgspec.Struct, kw_only=True):
     """Version of the desired state, for agents behind a proxy that cuts long polls."""
 
 
+class DataSkip(msgspec.Struct, kw_only=True, frozen=True):
+    """Data that a restore is to leave out: `batches`, or those of all iterations up to `to_iteration`."""
+
+    batches: Annotated[int, msgspec.Meta(ge=1, le=MAX_INTEGER)] | None = None
+    to_iteration: Iteration | None = None
+    loader: Count | None = None
+    """Number of the loader, in the order of first use; `None`: the only one."""
+
+
+def skip_of(batches: int | None, to_iteration: int | None, iteration: int, loader: int | None) -> DataSkip | None:
+    """Return the data that a restore to `iteration` is to leave out; None for none.
+
+    Raises:
+        ValueError: both are given, or they make no sense.
+    """
+    if not batches and not to_iteration:
+        if loader is not None:
+            raise ValueError("leave out data of a loader: give the number of batches as well")
+        return None
+    if batches and to_iteration:
+        raise ValueError("leave out a number of batches, or all up to an iteration, not both")
+    if to_iteration and to_iteration <= iteration:
+        raise ValueError(f"leave out the data up to an iteration after {iteration:,}, not up to {to_iteration:,}")
+    if not 0 <= (batches or 0) <= MAX_INTEGER or (to_iteration or 0) > MAX_ITERATION or (loader or 0) < 0:
+        raise ValueError("leave out a number of batches from 1 on, of a loader from 0 on")
+    return DataSkip(batches=batches or None, to_iteration=to_iteration or None, loader=loader)
+
+
 class RestoreOrder(msgspec.Struct, kw_only=True, frozen=True):
     id: str
     checkpoint: str
@@ -510,6 +552,8 @@ class RestoreOrder(msgspec.Struct, kw_only=True, frozen=True):
     """Time until it expires, on the server's clock, when this was sent; `None` if unknown."""
     degraded: bool = False
     """Replace what is lost where only the important bytes of the checkpoint are left."""
+    skip: DataSkip | None = None
+    """Data to leave out; `None`: training repeats the same data."""
 
 
 class VerifyRequest(msgspec.Struct, kw_only=True, frozen=True):

@@ -14,6 +14,7 @@ from holdfast.checkpoint.stored_manifest import has_other_format, read_root
 from holdfast.distributed.ranks import Ranks
 from holdfast.format.manifest_files import ManifestFile
 from holdfast.protocol.ids import parse_checkpoint_id
+from holdfast.protocol.wire import LeftOutData
 from holdfast.save.reports import CheckpointEvents, not_writable
 from holdfast.store import Lineage, Store
 from holdfast.system import io_pool
@@ -106,7 +107,9 @@ class History:
             attempt = self._acquire_number()
             head = self.head
             start = parse_checkpoint_id(head)[0] if head is not None else self.lineage.iteration
-            lineage = self._new_lineage(attempt, start, head, self._unrecorded_order)
+            lineage = self._new_lineage(
+                attempt, start, head, self._unrecorded_order, left_out=self.lineage.left_out
+            )
             self.store.append(self.job, lineage)
         except Exception as error:  # the next checkpoint that is due tries again
             self._reports.fail(not_writable(self.store, error))
@@ -139,11 +142,14 @@ class History:
         *,
         left: str | None = None,
         inexact: str | None = None,
+        left_out: tuple[LeftOutData, ...] = (),
     ) -> None:
         """Record a new lineage durably, then switch to it. OSError or Fenced when the store refuses."""
 
         def noted() -> Lineage:
-            lineage = self._new_lineage(self.attempt, iteration, parent, order, left, inexact)
+            lineage = self._new_lineage(
+                self.attempt, iteration, parent, order, left=left, inexact=inexact, left_out=left_out
+            )
             if self.attempt:
                 self.store.append(self.job, lineage)
             self._unrecorded_order = None if self.attempt else order
@@ -178,8 +184,10 @@ class History:
         iteration: int,
         parent: str | None,
         order: str | None = None,
+        *,
         left: str | None = None,
         inexact: str | None = None,
+        left_out: tuple[LeftOutData, ...] = (),
     ) -> Lineage:
         known = [lineage.number for lineage in self.store.records(self.job, Lineage)]
         known += [parse_checkpoint_id(checkpoint)[1] for checkpoint in self.store.checkpoints(self.job)]
@@ -193,6 +201,7 @@ class History:
             created_at=time.time(),
             left=left,
             inexact=inexact,
+            left_out=left_out,
         )
 
     # The checkpoints

@@ -187,6 +187,7 @@ class Saver:
             parity=self._parity,
             compress=self._compresses(),
             inexact=history.lineage.inexact,
+            left_out=tuple(each for each in history.lineage.left_out if each.iteration <= iteration),
         )
         listeners: list[RunListener] = [self.snapshots, self.reports, *self._listeners, self]
         run = Run(draft, listeners, number=number, mode=mode, at_once=at_once, read_metrics=self._read_metrics())

@@ -26,7 +26,7 @@ import msgspec
 from holdfast.errors import Fenced
 from holdfast.protocol.field_types import MAX_ATTEMPT, MAX_ITERATION, MAX_LINEAGE
 from holdfast.protocol.ids import is_checkpoint_id, parse_checkpoint_id
-from holdfast.protocol.wire import INTENDED_ENDS, REQUESTED_EXITS, Origin
+from holdfast.protocol.wire import INTENDED_ENDS, REQUESTED_EXITS, LeftOutData, Origin
 
 logger = logging.getLogger("holdfast")
 
@@ -75,6 +75,9 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     """For the first lineage of a fork, the checkpoint of another job that `parent` is a copy of."""
     inexact: str | None = None
     """The checkpoint whose degraded restore its state descends from; None if its state is exact."""
+    left_out: tuple[LeftOutData, ...] = ()
+    """Data that was left out on the way to its state, oldest first; a start that loads an earlier checkpoint
+    leaves out what that one does not name."""
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):

@@ -138,6 +138,7 @@ class Reporter:
                 left=lineage.left,
                 origin=lineage.origin,
                 inexact=lineage.inexact,
+                left_out=lineage.left_out,
             )
         )
 

@@ -7,6 +7,7 @@ import torch
 
 import holdfast
 from holdfast.checkpoint import reading, restore
+from holdfast.engine.coordination import RestoreTarget
 from holdfast.engine.in_place_restore import CheckpointToRestore
 from holdfast.state.adapters import adapter_for
 from holdfast.state.encoder import Encoder
@@ -107,7 +108,7 @@ def test_a_restore_without_memory_that_is_free_asks_for_its_own(job, monkeypatch
         assert room is None
         job.session._saver.snapshots._free = taken
         target = CheckpointToRestore(job.session._saver.history, "000000000002-1")
-        job.session._boundary.in_place_restore._take_back(target, "000000000004-1", None, room, False)
+        job.session._boundary.in_place_restore._take_back(target, "000000000004-1", RestoreTarget(), room)
     assert same(job.state(), job.states[2])
     assert sum(asked) > SIDE * SIDE * 4
 

@@ -507,7 +507,9 @@ def test_an_order_that_ends_every_start_is_given_up(store, linked):
     FakeServerConnection.first = wanted_at_start()
     for _ in range(MAX_TRIES):
         trainer = Trainer(store, **linked)
-        trainer.session._training.apply = lambda loaded: (_ for _ in ()).throw(SystemExit)  # as a kill would
+        trainer.session._training.apply = lambda loaded, left_out: (_ for _ in ()).throw(
+            SystemExit
+        )  # as a kill would
         with pytest.raises(SystemExit):
             trainer.session.resume()
         trainer.crash()

@@ -1,0 +1,100 @@
+"""A training job that goes back and leaves data out, and the loop over an order without that data."""
+
+import torch
+from torch.utils.data import Dataset
+
+import holdfast
+
+SAMPLES, BATCH_SIZE, EPOCHS = 48, 4, 3
+
+
+class NoisyPoints(Dataset):
+    def __init__(self):
+        self.points = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(0))
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        return self.points[index] + 0.01 * torch.randn(4)
+
+
+def loader_of(workers=0, **options):
+    arguments = {"batch_size": BATCH_SIZE, "shuffle": True, "seed": 3, "num_workers": workers}
+    return holdfast.DataLoader(NoisyPoints(), **arguments | options)
+
+
+class LeavingOutJob:
+    """A job with dropout and Adam, whose losses by iteration are those of its newest lineage."""
+
+    def __init__(self, store, *, workers=0, loader=None, **options):
+        torch.manual_seed(1)
+        self.model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), 1e-2)
+        self.loader = loader if loader is not None else loader_of(workers)
+        self.losses = {}
+        self.session = holdfast.Session(
+            "job", store=store, model=self.model, optimizer=self.optimizer, **{"every": 5, "keep": 50} | options
+        )
+
+    def update(self, batch):
+        return update(self.model, self.optimizer, batch)
+
+    def run(self, before_step=lambda job, iteration: None, until=None, accumulate=1, lineage=1):
+        """Train to the end, or `until` an iteration of a `lineage` has ended; `before_step` is called with the number of the iteration that ends."""
+        batches = self.session.batches(self.loader, epochs=EPOCHS)
+        for number, batch in enumerate(batches, start=1):
+            loss = self.update(batch)
+            if number % accumulate:
+                continue
+            iteration = self.session.iteration + 1
+            self.losses = {each: loss for each, loss in self.losses.items() if each < iteration} | {
+                iteration: loss
+            }
+            self.session.wait()
+            before_step(self, iteration)
+            self.session.step(loss=loss)
+            if until is not None and (self.session.lineage, self.session.iteration) >= (lineage, until):
+                self.session.wait()
+                return self
+        self.session.close()
+        return self
+
+    def kill(self):
+        """As if the process had been killed between two iterations."""
+        self.session._close("SIGKILL")
+        return self
+
+
+def update(model, optimizer, batch):
+    loss = model(batch).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def losses_without(left_out, *, workers=0, **options):
+    """Return the losses of a plain loop over an order without the batches of these numbers."""
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
+    optimizer, loader = torch.optim.Adam(model.parameters(), 1e-2), loader_of(workers, **options)
+    numbered = enumerate(batch for _ in range(EPOCHS) for batch in loader)
+    losses = [update(model, optimizer, batch) for number, batch in numbered if number not in left_out]
+    return dict(enumerate(losses, start=1))
+
+
+def restore_once(at, when, **how):
+    """Return a function for `run` that restores `at` when iteration `when` of the first lineage ends."""
+
+    def before_step(job, iteration):
+        if iteration == when and job.session.lineage == 1:
+            job.session.restore(at, **how)
+
+    return before_step
+
+
+def train_without(stage, store, at, when, batches, epoch_of):
+    """Train on each rank, leave out data, and compare with the loop that never saw it."""
+    job = LeavingOutJob(store).run(restore_once(at, when, skip_batches=batches))
+    return job.losses == losses_without(range(at, at + batches)), job.loader.epoch == epoch_of
