@@ -21,6 +21,8 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+import msgspec
+
 from holdfast.protocol.analyses import Goodput, JobPlan, RankTimes, RestorePreview, SettingsPreview
 from holdfast.protocol.attempts import AttemptConfiguration, AttemptOutput, AttemptSummary
 from holdfast.protocol.fleet import BulkChange, BulkResult, Fleet
@@ -38,7 +40,7 @@ from holdfast.protocol.jobs import (
     Verification,
 )
 from holdfast.protocol.timeline import Comparison, ComparisonAxis, Timeline
-from holdfast.protocol.wire import OPEN_ORDER_STATES, Desired
+from holdfast.protocol.wire import OPEN_ORDER_STATES, DataSkip, Desired
 from holdfast.server_link.administration import Accounts, Alerts, Reports
 from holdfast.server_link.http_client import DEFAULT_SERVER, validate_server
 from holdfast.server_link.json_client import (
@@ -449,6 +451,7 @@ class Client:
         key: str | None = None,
         expires_seconds: float | None = None,
         degraded: bool = False,
+        skip: DataSkip | None = None,
     ) -> Order:
         """Request a restore to an iteration, or to a checkpoint by its id.
 
@@ -459,6 +462,7 @@ class Client:
             key: idempotency key; a request with the same key returns the same restore.
             expires_seconds: time after which the request expires unless the job has begun it. `None`: a week.
             degraded: replace lost bytes where only the important bytes of the checkpoint are left.
+            skip: data to leave out; `None`: training repeats the same data and reaches the same losses.
 
         Raises:
             NotFound: no such job or checkpoint; `body["nearest"]` is the nearest earlier one.
@@ -470,6 +474,8 @@ class Client:
         body["key"] = key or uuid.uuid4().hex
         if degraded:  # which an earlier server would not know
             body["degraded"] = True
+        if skip is not None:
+            body["skip"] = {name: n for name, n in msgspec.to_builtins(skip).items() if n is not None}
         return self._http.fetch(Order, "POST", "/jobs/{job}/restores", job, body=body, idempotent=True)
 
     def preview_restore(self, job: str, checkpoint: str) -> RestorePreview:

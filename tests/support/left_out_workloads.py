@@ -41,7 +41,10 @@ class LeavingOutJob:
         return update(self.model, self.optimizer, batch)
 
     def run(self, before_step=lambda job, iteration: None, until=None, accumulate=1, lineage=1):
-        """Train to the end, or `until` an iteration of a `lineage` has ended; `before_step` is called with the number of the iteration that ends."""
+        """Train to the end, or `until` an iteration of a `lineage` has ended.
+
+        `before_step` is called with the number of the iteration that ends.
+        """
         batches = self.session.batches(self.loader, epochs=EPOCHS)
         for number, batch in enumerate(batches, start=1):
             loss = self.update(batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -21,7 +21,7 @@ from holdfast.commands.control import (
 )
 from holdfast.commands.options import Checkpoint, JobName, Json, NoWait, Timeout
 from holdfast.protocol.analyses import SAME_LOSSES
-from holdfast.protocol.wire import OPEN_ORDER_STATES, Desired
+from holdfast.protocol.wire import OPEN_ORDER_STATES, Desired, skip_of
 from holdfast.units import format_bytes, parse_positive_seconds
 
 PROBE_CODE = "data"
@@ -235,6 +235,17 @@ def restore(
         bool,
         typer.Option("--degraded", help="Replace lost low bytes where only the important bytes are left."),
     ] = False,
+    skip_batches: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Leave out the N batches after ITERATION.", show_default=False)
+    ] = 0,
+    skip_to: Annotated[
+        int,
+        typer.Option(metavar="ITERATION", min=0, help="Leave out the data up to this one.", show_default=False),
+    ] = 0,
+    loader: Annotated[
+        int | None,
+        typer.Option(metavar="NUMBER", min=0, help="Of several loaders, leave out data of this one, from 0."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Restore a job to its checkpoint at ITERATION; training continues from there.
@@ -249,13 +260,23 @@ def restore(
     important bytes: lost low bytes of numbers get the middle of what they can be. The lineage and all its
     checkpoints are then marked inexact for good. `holdfast undo` returns to the state before.
 
-    Example: holdfast restore char-gpt 1200 --nearest
+    Training repeats the same data and reaches the same losses, unless you leave out data: `--skip-batches 200`
+    leaves out the 200 batches of `session.batches` after ITERATION, `--skip-to 1423` those of all iterations up to
+    1423. Iterations are counted on from ITERATION. `holdfast undo` returns to the data before, too.
+
+    Example: holdfast restore char-gpt 1200 --skip-to 1423
     """
     expires_seconds = None
     if expires is not None:
         expires_seconds = parsed(lambda text: parse_positive_seconds(text, "expires"), expires)
-    order = _request_restore(client, job, iteration, expires_seconds, nearest=nearest, degraded=degraded)
-    if not json:
+    try:
+        skip = skip_of(skip_batches, skip_to, iteration, loader)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    order = _request_restore(
+        client, job, iteration, nearest=nearest, expires_seconds=expires_seconds, degraded=degraded, skip=skip
+    )
+    if not json and skip is None:
         _warn_of_same_losses(client, order)
     _follow(client, order, timeout, no_wait=no_wait, json=json)
 
@@ -321,11 +342,9 @@ def _when(seen: JobSummary) -> str:
     return ""
 
 
-def _request_restore(
-    client: Client, job: str, iteration: int, expires_seconds: float | None, *, nearest: bool, degraded: bool
-) -> Order:
+def _request_restore(client: Client, job: str, iteration: int, *, nearest: bool, **how: Any) -> Order:
     try:
-        return client.restore(job, iteration, expires_seconds=expires_seconds, degraded=degraded)
+        return client.restore(job, iteration, **how)
     except ServerError as error:
         if error.code != "no_such_checkpoint":
             raise
@@ -341,7 +360,7 @@ def _request_restore(
         alternative = f", or {iteration} --nearest" if there <= iteration else ""
         fail(f"the {which} is at {there}: holdfast restore {job} {there}{alternative}")
     say(f"{missing}: restoring the {which}, {there}", error=True)
-    return client.restore(job, there, expires_seconds=expires_seconds, degraded=degraded)
+    return client.restore(job, there, **how)
 
 
 def _progress(order: Order) -> str:

@@ -211,3 +211,5 @@ class RestorePreview(Struct, kw_only=True, frozen=True):
     """Whether the current state is saved first; otherwise an undo returns to the newest durable checkpoint."""
     repeats: str = ""
     """Wrong loss that the restore repeats unless something is changed, as in `the spike at 301`; empty if none."""
+    repeats_at: int | None = None
+    """Iteration of that loss."""

@@ -12,6 +12,7 @@ from holdfast.protocol.wire import (
     OPEN_ORDER_STATES,
     CheckpointFacts,
     CopyPlace,
+    DataSkip,
     Desired,
     IntervalDecision,
     OrderState,
@@ -202,6 +203,8 @@ class Order(Struct, kw_only=True, frozen=True):
     """Whether it can be undone: it was completed, and the previous state is still in the store."""
     degraded: bool = False
     """Whether lost bytes may be replaced where only the important bytes of the checkpoint are left."""
+    skip: DataSkip | None = None
+    """Data to leave out; `None`: training repeats the same data."""
     transitions: list[OrderStep] = []
 
     @property

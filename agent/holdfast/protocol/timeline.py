@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from holdfast.protocol.field_types import Time
 from holdfast.protocol.jobs import Annotation, CheckpointInfo, Edit, Order
-from holdfast.protocol.wire import StallKind
+from holdfast.protocol.wire import LeftOutData, StallKind
 
 Window = Literal["1h", "24h", "7d", "all"]
 ShortWindow = Literal["10m", "1h", "24h"]
@@ -110,6 +110,8 @@ class LineageInfo(Struct, kw_only=True, frozen=True):
     """Its last iteration on the path to the current one; -1: none."""
     inexact: str | None = None
     """Id of the checkpoint whose degraded restore its state descends from."""
+    left_out: tuple[LeftOutData, ...] = ()
+    """Data that restores left out on the way to its state, oldest first."""
 
 
 class StallInfo(Struct, kw_only=True, frozen=True):

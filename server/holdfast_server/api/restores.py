@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from holdfast.protocol.analyses import RestorePreview
 from holdfast.protocol.jobs import Order
+from holdfast.protocol.wire import DataSkip
 from holdfast_server.api.desired_state import MAX_EDIT_BYTES
 from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import Json, parse
@@ -34,6 +35,8 @@ class RestoreRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     """Time after which it expires unless an attempt has begun it; by default, a week."""
     degraded: bool = False
     """Replace lost bytes where only the important bytes are left; the lineage is then inexact."""
+    skip: DataSkip | None = None
+    """Data to leave out; by default none, so that training repeats the same data and reaches the same losses."""
 
 
 @router.endpoint(
@@ -64,6 +67,7 @@ def place(job: str, body: Body, db: Db, who: Who, now: Now) -> Response:
         now=now,
         expires_seconds=asked.expires_seconds,
         degraded=asked.degraded,
+        skip=asked.skip,
     )
     return Json(order, status_code=201 if new else 200)
 

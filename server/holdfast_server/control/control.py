@@ -164,6 +164,7 @@ def order_restore(
     now: float,
     expires_seconds: float | None = None,
     degraded: bool = False,
+    skip: wire.DataSkip | None = None,
 ) -> tuple[Order, bool]:
     """Order a restore to a checkpoint, or to the one at an iteration; return the order and whether it is new.
 
@@ -182,22 +183,29 @@ def order_restore(
     row = find_job(session, job)
     known = restore_orders.find_by_key(session, job, key)
     if known is not None:
-        _require_same_target(known, checkpoint, iteration, degraded=degraded)
+        _require_same_target(known, checkpoint, iteration, degraded=degraded, skip=skip)
         return known, False
     chosen = _choose(session, row, checkpoint, iteration, degraded=degraded)
+    if skip is not None and skip.to_iteration is not None and skip.to_iteration <= chosen.iteration:
+        last = f"iteration {chosen.iteration:,}"
+        raise InvalidSetting("skip_to", f"leave out the data up to an iteration after the restored one, {last}")
     order, new = restore_orders.place(
-        session, row, chosen, key=key, who=who, now=now, expires_seconds=expires_seconds, degraded=degraded
-    )
+        session, row, chosen, key=key, who=who, now=now, expires_seconds=expires_seconds, degraded=degraded,
+        skip=skip,
+    )  # fmt: skip
     if new:
         about = {"order": order.id, "checkpoint": order.checkpoint, "from_iteration": order.from_iteration}
         about |= {"degraded": True} if degraded else {}
+        about |= {"skip": msgspec.to_builtins(skip)} if skip is not None else {}
         audit.record(session, who=who, action="restore.order", now=now, job=job, project=row.project, after=about)
     return order, new
 
 
-def _require_same_target(known: Order, checkpoint: str | None, iteration: int | None, *, degraded: bool) -> None:
+def _require_same_target(
+    known: Order, checkpoint: str | None, iteration: int | None, *, degraded: bool, skip: wire.DataSkip | None
+) -> None:
     same = iteration in (None, known.iteration) if checkpoint is None else checkpoint == known.checkpoint
-    if not same or known.degraded != degraded:
+    if not same or (known.degraded, known.skip) != (degraded, skip):
         other = checkpoint or f"iteration {iteration}"
         reason = f"this key belongs to the order for {known.checkpoint}: use another key for {other}"
         raise InvalidSetting("key", reason)

@@ -35,6 +35,7 @@ def preview_restore(view: JobView, checkpoint: str) -> RestorePreview:
         estimate, rests_on = _start(attempt)
     seconds = _seconds(session, row, here, fork)
     trouble = last_good.find(session, row, here)
+    repeated = trouble if trouble is not None and target.iteration < trouble.iteration else None
     world_size = max(1, attempt.world_size) if attempt else 1
     return RestorePreview(
         checkpoint=as_row(target, here),
@@ -54,7 +55,8 @@ def preview_restore(view: JobView, checkpoint: str) -> RestorePreview:
         mode=mode,
         what=restore_mode_text(attempt, alive=alive, waiting=waiting),
         safety_checkpoint=mode != "next_start",
-        repeats=trouble.trouble if trouble is not None and target.iteration < trouble.iteration else "",
+        repeats=repeated.trouble if repeated else "",
+        repeats_at=repeated.iteration if repeated else None,
     )
 
 

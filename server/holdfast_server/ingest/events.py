@@ -151,6 +151,7 @@ def _lineage(source: EventSource, event: wire.LineageStarted) -> None:
     row.at, row.iteration, row.parent, row.order_id = event.at, event.iteration, event.parent, event.order
     row.last_iteration = max(row.last_iteration, event.iteration)
     row.inexact = event.inexact
+    row.left_out = msgspec.json.encode(event.left_out).decode() if event.left_out else None
     if event.origin is not None:
         origin = event.origin
         row.from_job, row.from_checkpoint = origin.job, origin.checkpoint

@@ -116,6 +116,8 @@ class RestoreOrderRecord(Base):
     safety_checkpoint: Mapped[str | None]
     degraded: Mapped[bool] = mapped_column(server_default=false())
     """Whether lost bytes may be replaced where only the important bytes of the checkpoint are left."""
+    skip: Mapped[str | None]
+    """`wire.DataSkip` in JSON: the data to leave out."""
 
 
 class OrderTransitionRecord(Base):

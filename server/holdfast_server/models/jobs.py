@@ -188,6 +188,8 @@ class LineageRecord(Base):
     from_digest: Mapped[str | None]
     inexact: Mapped[str | None]
     """Checkpoint whose degraded restore its state descends from."""
+    left_out: Mapped[str | None]
+    """List of `wire.LeftOutData` in JSON: data that restores left out on the way to its state."""
 
 
 class SettingsVersionRecord(Base):

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
 from sqlalchemy import (
     CTE,
     BigInteger,
@@ -24,6 +25,7 @@ from sqlalchemy.orm import Session
 
 from holdfast.protocol.ids import checkpoint_id, parse_checkpoint_id
 from holdfast.protocol.timeline import LineageInfo
+from holdfast.protocol.wire import LeftOutData
 from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.db import named_jobs
@@ -73,7 +75,10 @@ class Ancestry:
     def as_row(self, row: models.LineageRecord) -> LineageInfo:
         upto = self.upto.get(row.lineage)
         until = -1 if upto is None else min(upto, row.last_iteration)
-        return answer_from(row, LineageInfo, order=row.order_id, abandoned=upto is None, stands_until=until)
+        left_out = msgspec.json.decode(row.left_out, type=tuple[LeftOutData, ...]) if row.left_out else ()
+        return answer_from(
+            row, LineageInfo, order=row.order_id, abandoned=upto is None, stands_until=until, left_out=left_out
+        )
 
 
 def ancestry_of(session: Session, job: models.JobRecord, lineage: int | None = None) -> Ancestry:

@@ -17,6 +17,7 @@ from holdfast.pacing.settings import parse_unsaved_work, parse_write_budget
 from holdfast.protocol.jobs import DesiredChanges, Edit, Order, SettingChange, is_alert
 from holdfast.protocol.wire import (
     OPEN_ORDER_STATES,
+    DataSkip,
     Desired,
     RestoreOrder,
     VerifyRequest,
@@ -180,7 +181,13 @@ def is_expired(order: models.RestoreOrderRecord | Order, now: float) -> bool:
 
 def _wanted(order: models.RestoreOrderRecord | Order, now: float) -> RestoreOrder:
     ends_at = None if order.state == "restoring" else order.expires_at
-    return answer_from(order, RestoreOrder, expires_in_seconds=None if ends_at is None else ends_at - now)
+    left = None if ends_at is None else ends_at - now
+    return answer_from(order, RestoreOrder, expires_in_seconds=left, skip=skip_of_order(order))
+
+
+def skip_of_order(order: models.RestoreOrderRecord | Order) -> DataSkip | None:
+    """Return the data that an order is to leave out."""
+    return msgspec.json.decode(order.skip, type=DataSkip) if isinstance(order.skip, str) else order.skip
 
 
 def open_order(session: Session, job: str) -> models.RestoreOrderRecord | None:

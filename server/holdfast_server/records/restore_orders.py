@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+import msgspec
 from sqlalchemy import and_, select, update
 from sqlalchemy.orm import Session
 
@@ -105,6 +106,7 @@ def place(
     now: float,
     expires_seconds: float | None = None,
     degraded: bool = False,
+    skip: wire.DataSkip | None = None,
 ) -> tuple[Order, bool]:
     """Place an order, or find the open order for the same checkpoint; return it and whether it is new.
 
@@ -126,7 +128,7 @@ def place(
         open_order = None
     if open_order is not None:
         order = _as_order(session, open_order)
-        if (open_order.checkpoint, open_order.degraded) == (checkpoint.id, degraded):
+        if (open_order.checkpoint, open_order.degraded, order.skip) == (checkpoint.id, degraded, skip):
             return order, False
         raise OpenOrder(order)
     row = models.RestoreOrderRecord(
@@ -143,6 +145,7 @@ def place(
         from_iteration=job.iteration,
         from_lineage=job.lineage,
         degraded=degraded,
+        skip=None if skip is None else msgspec.json.encode(skip).decode(),
     )
     session.add(row)
     session.flush()
@@ -333,6 +336,7 @@ def _as_orders(session: Session, rows: Iterable[models.RestoreOrderRecord]) -> l
             transitions=by_order[row.id],
             cancellable=_cancellable(row, by_order[row.id], current.get(row.job)),
             undoable=row.id in undoable,
+            skip=desired_state.skip_of_order(row),
         )
         for row in rows
     ]

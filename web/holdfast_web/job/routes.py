@@ -10,6 +10,7 @@ from fastapi.responses import RedirectResponse, Response
 from pydantic import AfterValidator
 
 from holdfast.protocol.field_types import MAX_ITERATION
+from holdfast.protocol.wire import DataSkip
 from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import EncodedBody, encoding_for
 from holdfast_server.control import control, deletion
@@ -26,6 +27,7 @@ from holdfast_server.http.dependencies import Asker, Clock, Db, Now, SharedAnswe
 from holdfast_server.queries import summaries
 from holdfast_server.queries.job_view import view_job
 from holdfast_web.job import views
+from holdfast_web.shared import forms
 from holdfast_web.shared.render import HEADERS
 from holdfast_web.shared.routing import Htmx, Text
 
@@ -150,20 +152,32 @@ def restore_dialog(
 
 @router.endpoint("POST", "/jobs/{job}/restores", access=RESTORE)
 def order_restore(
-    job: str, db: Db, who: Who, now: Now, checkpoint: Text, key: Text, degraded: Text = "", htmx: Htmx = False
+    job: str,
+    db: Db,
+    who: Who,
+    now: Now,
+    checkpoint: Text,
+    key: Text,
+    degraded: Text = "",
+    data: Text = "repeat",
+    skip_to: Text = "",
+    htmx: Htmx = False,
 ) -> Response:
-    wants_degraded = degraded == "true"
+    wants_degraded, skips = degraded == "true", data == "skip"
     try:
+        skip = DataSkip(to_iteration=forms.iteration(skip_to)) if skips else None
         control.order_restore(
-            db, job, checkpoint=checkpoint, iteration=None, key=key, who=who, now=now, degraded=wants_degraded
-        )
+            db, job, checkpoint=checkpoint, iteration=None, key=key, who=who, now=now, degraded=wants_degraded,
+            skip=skip,
+        )  # fmt: skip
     except (UnknownJob, UnknownOrder):
         raise
     except RequestRefused as refusal:
         with view_job(db, job, now=now) as view:
             dialog = views.restore_dialog(
-                view, checkpoint=checkpoint, refusal=str(refusal), degraded=wants_degraded
-            )
+                view, checkpoint=checkpoint, refusal=str(refusal), degraded=wants_degraded,
+                skip_to=skip_to if skips else None,
+            )  # fmt: skip
         return dialog.part_or_page(htmx, 409 if isinstance(refusal, OpenOrder) else 422)
     if not htmx:
         return _back(job, "restore-status")

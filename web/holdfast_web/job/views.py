@@ -48,6 +48,8 @@ EDITS_SHOWN, EDITS_MOST = 8, 200
 NOTICES_SHOWN, MARKS_SHOWN, ANNOTATIONS_MOST = 8, 8, 200
 ORDER_SHOWN_SECONDS, FAILURE_SHOWN_SECONDS = 120.0, 900.0
 """How long the banner of a completed and of a failed restore stays on the page."""
+AFTER_TROUBLE = 5
+"""Iterations after a wrong loss whose data is left out as well, unless a person says otherwise."""
 OUTPUT_PENDING_SECONDS = 15.0
 """How long after a failure its output may still arrive."""
 FAILURES = ("failed", "expired")
@@ -237,6 +239,10 @@ class RestoreDialog(View):
     nearest: CheckpointInfo | None
     degraded: bool
     """Whether lost bytes of a damaged checkpoint are to be replaced."""
+    skips: bool
+    """Whether the data up to `skip_to` is to be left out."""
+    skip_to: str
+    """Last iteration whose data is left out; a few after a wrong loss."""
     same_losses: str = SAME_LOSSES
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Idempotency key: a form that is sent twice requests one restore."""
@@ -330,6 +336,7 @@ def restore_dialog(
     before: int | None = None,
     refusal: str = "",
     degraded: bool = False,
+    skip_to: str | None = None,
 ) -> RestoreDialog:
     """Preview a restore; for a typed iteration without a restore point, offer the nearest earlier one.
 
@@ -349,7 +356,7 @@ def restore_dialog(
             checkpoint = control.checkpoint_at(view, forms.iteration(asked)).id
         preview = previews.preview_restore(view, checkpoint) if checkpoint else None
         if preview and good and not preview.repeats:  # a wrong loss that the job has recovered from
-            preview = structs.replace(preview, repeats=good.trouble)
+            preview = structs.replace(preview, repeats=good.trouble, repeats_at=good.iteration)
         is_degraded = degraded and preview is not None and preview.checkpoint.state == "damaged"
         if preview and not preview.checkpoint.restorable and not is_degraded:
             point = preview.checkpoint
@@ -374,8 +381,18 @@ def restore_dialog(
         refusal=refusal,
         nearest=nearest,
         degraded=degraded and preview is not None,
+        skips=skip_to is not None,
+        skip_to=skip_to if skip_to is not None else _skip_to(preview),
         now=view.now,
     )
+
+
+def _skip_to(preview: RestorePreview | None) -> str:
+    """Return the last iteration whose data to leave out: a few after the wrong loss, or all that were trained."""
+    if preview is None:
+        return ""
+    after = preview.from_iteration if preview.repeats_at is None else preview.repeats_at + AFTER_TROUBLE
+    return str(max(after, preview.to_iteration + 1))
 
 
 def _sentence(error: RequestRefused) -> str:

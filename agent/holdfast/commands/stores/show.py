@@ -154,6 +154,9 @@ def _print(shown: ShownCheckpoint) -> None:
     say(f"  taken     {at}, {shown.kind}, by attempt {shown.attempt} on {counted(shown.world_size, 'rank')}")
     if shown.inexact is not None:
         say(f"  inexact   it descends from the degraded restore of {shown.inexact}")
+    for left_out in shown.left_out:
+        loader = f" of loader {left_out.loader}" if left_out.loader else ""
+        say(f"  left out  {left_out.batches:,} batches{loader} after iteration {left_out.iteration}")
     if shown.versions:
         say(f"  versions  {', '.join(f'{name} {number}' for name, number in shown.versions.items())}")
     if shown.timings:

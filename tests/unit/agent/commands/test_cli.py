@@ -51,8 +51,8 @@ SURFACE = {
     "project": [],
     "reset-numbers": ["JOB", "--attempt", "--json", "--lineage", "--server", "--token"],
     "restore": [
-        "JOB", "ITERATION", "--degraded", "--expires", "--json", "--nearest", "--no-wait", "--server", "--timeout",
-        "--token",
+        "JOB", "ITERATION", "--degraded", "--expires", "--json", "--loader", "--nearest", "--no-wait", "--server",
+        "--skip-batches", "--skip-to", "--timeout", "--token",
     ],
     "resume-checkpoints": ["JOB", "--json", "--no-wait", "--server", "--token"],
     "retention": ["JOB", "RULES", "--json", "--no-wait", "--server", "--token"],

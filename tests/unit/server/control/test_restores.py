@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.protocol import wire
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.protocol.wire import AttemptFinished, Inventory, LineageStarted, OrderStateChange
+from holdfast.protocol.wire import AttemptFinished, Inventory, LeftOutData, LineageStarted, OrderStateChange
 from holdfast_server.records import restore_orders
 from tests.support import database_queries
 from tests.support.postgres import ON_SQLITE
@@ -41,7 +41,7 @@ def test_an_order_reaches_the_agent_with_its_fence(job, client):
     assert desired["version"] == 1
     assert desired["restore"] == {
         "id": placed["id"], "checkpoint": "000000000010-1", "fence": 1,
-        "expires_in_seconds": restore_orders.EXPIRES_SECONDS, "degraded": False,
+        "expires_in_seconds": restore_orders.EXPIRES_SECONDS, "degraded": False, "skip": None,
     }  # fmt: skip
 
 
@@ -750,6 +750,41 @@ def test_a_degraded_order_prefers_a_durable_checkpoint_and_other_states_stay_ref
     assert order(client, iteration=20, degraded=True).json()["checkpoint"] == "000000000020-1"
     torn = job.checkpoint(25, "torn", reason="the disk said so")
     assert order(client, checkpoint=torn, degraded=True).status_code == 409
+
+
+def test_an_order_may_leave_out_data(job, client):
+    placed = order(client, iteration=10, key="k", skip={"batches": 200, "loader": 0}).json()
+    assert placed["skip"] == {"batches": 200, "to_iteration": None, "loader": 0}
+    assert client.get(f"{JOB}/desired").json()["restore"]["skip"] == placed["skip"]
+    assert order(client, iteration=10, key="k").status_code == 422
+    assert order(client, iteration=10).status_code == 409
+    left_out = {"iteration": 10, "batches": 200, "loader": 0}
+    job.say(LineageStarted(at=job.at, lineage=2, iteration=10, parent="000000000010-1", order=placed["id"],
+                           left_out=(LeftOutData(**left_out),)))  # fmt: skip
+    lineages = client.get(f"{JOB}/timeline").json()["lineages"]
+    assert [each["left_out"] for each in lineages] == [[], [left_out]]
+
+
+@pytest.mark.parametrize("skip", [{"batches": 0}, {"to_iteration": 10}, {"to_iteration": -1}], ids=str)
+def test_an_order_that_leaves_out_nothing_is_refused(job, client, skip):
+    assert order(client, iteration=10, skip=skip).status_code == 422
+
+
+def test_the_dialog_offers_to_leave_out_data(job, client):
+    dialog = client.get("/jobs/char-gpt/restore?checkpoint=000000000010-1").text
+    assert "Repeat the same data" in dialog
+    assert 'name="skip_to" inputmode="numeric" autocomplete="off" value="30"' in dialog
+    data = {"checkpoint": "000000000010-1", "key": "k", "data": "skip", "skip_to": "x"}
+    refused = client.post("/jobs/char-gpt/restores", data=data)
+    assert (refused.status_code, "is not an iteration" in refused.text, 'value="x"' in refused.text) == (
+        422,
+        True,
+        True,
+    )
+    sent = client.post("/jobs/char-gpt/restores", data=data | {"skip_to": "25"}, follow_redirects=False)
+    assert sent.status_code == 303
+    (placed,) = client.get(f"{JOB}/restores").json()["restores"]
+    assert placed["skip"] == {"batches": None, "to_iteration": 25, "loader": None}
 
 
 def test_a_lineage_is_inexact_for_good_after_a_degraded_restore(job, client):
