@@ -4,6 +4,7 @@ import torch
 from torch.utils.data import Dataset
 
 import holdfast
+from holdfast.store import open_store
 
 SAMPLES, BATCH_SIZE, EPOCHS = 48, 4, 3
 
@@ -97,7 +98,35 @@ def restore_once(at, when, **how):
     return before_step
 
 
-def train_without(stage, store, at, when, batches, epoch_of):
-    """Train on each rank, leave out data, and compare with the loop that never saw it."""
-    job = LeavingOutJob(store).run(restore_once(at, when, skip_batches=batches))
-    return job.losses == losses_without(range(at, at + batches)), job.loader.epoch == epoch_of
+class NumberedPoints(NoisyPoints):
+    def __getitem__(self, index):
+        return super().__getitem__(index), index
+
+
+def train_ranks(stage, store, when, batches):
+    """Train on each rank; return the samples of each iteration, and those of a loop that leaves none out."""
+
+    def loader():
+        return holdfast.DataLoader(NumberedPoints(), batch_size=BATCH_SIZE, shuffle=True, seed=3)
+
+    torch.manual_seed(1)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    session = holdfast.Session("job", store=store, every=1, model=model, optimizer=optimizer)
+    seen, at = {}, 0
+    for points, numbers in session.batches(loader(), epochs=EPOCHS):
+        iteration = session.iteration + 1
+        seen = {each: samples for each, samples in seen.items() if each < iteration} | {
+            iteration: numbers.tolist()
+        }
+        update(model, optimizer, points)
+        session.wait()
+        if iteration == when and session.lineage == 1:
+            at = max(int(each[:12]) for each in open_store(store).checkpoints("job"))
+            session.restore(at, skip_batches=batches)
+        session.step()
+    lineage = session.lineage
+    session.close()
+    again = loader()
+    everything = [numbers.tolist() for _ in range(EPOCHS) for _, numbers in again]
+    return {"at": at, "lineage": lineage, "samples": list(seen.values()), "all": everything}

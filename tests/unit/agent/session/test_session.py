@@ -415,7 +415,7 @@ def test_a_restore_is_carried_out_once_even_if_the_trainer_dies_right_after_noti
             order(trainer, 3)
 
     trainer = Trainer(store, **linked)
-    monkeypatch.setattr(trainer.session._training, "apply", lambda loaded: (_ for _ in ()).throw(SystemExit))
+    monkeypatch.setattr(trainer.session._training, "apply", lambda *_: (_ for _ in ()).throw(SystemExit))
     with pytest.raises(SystemExit):
         trainer.run(after=operator)
     trainer.crash()
@@ -507,9 +507,7 @@ def test_an_order_that_ends_every_start_is_given_up(store, linked):
     FakeServerConnection.first = wanted_at_start()
     for _ in range(MAX_TRIES):
         trainer = Trainer(store, **linked)
-        trainer.session._training.apply = lambda loaded, left_out: (_ for _ in ()).throw(
-            SystemExit
-        )  # as a kill would
+        trainer.session._training.apply = lambda *_: (_ for _ in ()).throw(SystemExit)  # as a kill would
         with pytest.raises(SystemExit):
             trainer.session.resume()
         trainer.crash()

@@ -1,0 +1,17 @@
+"""Several ranks leave out the same data."""
+
+import pytest
+
+from tests.support.multi_rank import launcher as launcher
+
+
+@pytest.mark.parametrize("batches", [1, 5], ids=["within an epoch", "across the end of an epoch of 4"])
+def test_all_ranks_leave_out_the_same_batches(launcher, tmp_path, batches):
+    ranks = launcher.run(
+        3, "tests.support.left_out_workloads.train_ranks", store=str(tmp_path), when=4, batches=batches
+    )
+    at = ranks[0]["at"]
+    assert 0 < at <= 4
+    for rank in ranks:
+        assert rank["lineage"] == 2
+        assert rank["samples"] == rank["all"][:at] + rank["all"][at + batches :]
