@@ -172,7 +172,7 @@ def run(
     capture_output: Annotated[
         bool, typer.Option(help="Send the last 1,000 lines of output to the server; secrets are masked.")
     ] = True,
-    warm: _Warm = False,
+    warm: _Warm = True,
 ) -> None:
     """Run a training command, and restart it after a crash; it resumes from its newest checkpoint.
 
@@ -189,7 +189,8 @@ def run(
 
     The supervisor holds the newest snapshot in its memory. When the trainer dies, the supervisor makes the
     snapshot durable, and the next start resumes from it without reading the store (--no-memory-tier turns this
-    off). The last lines of the trainer's output go to the server as well (--no-capture-output turns this off).
+    off). The last lines of the trainer's output go to the server as well (--no-capture-output turns this off). A
+    process with the script's imports makes restarts fast (--no-warm turns this off).
 
     Examples: holdfast run -- python train.py  ·  holdfast run -- torchrun --nproc-per-node 8 train.py
     """

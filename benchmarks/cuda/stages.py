@@ -95,7 +95,7 @@ STAGES = (
     ),
     Stage(
         "warm",
-        "SIGKILL to a new iteration on the device, with `holdfast run --warm` and without",
+        "SIGKILL to a new iteration on the device, with `holdfast run` and with `--no-warm`",
         "at most 0.5 of a cold start",
         25, 60, "warm",
     ),

@@ -37,7 +37,7 @@ def _back_after(context: Context, name: str) -> list[float]:
     """Return the seconds from each SIGKILL of the trainer to the end of its next iteration."""
     kills = 1 if context.small else KILLS
     command = [
-        sys.executable, "-m", "holdfast.cli", "run", *(["--warm"] if name == "warm" else []), "--",
+        sys.executable, "-m", "holdfast.cli", "run", *([] if name == "warm" else ["--no-warm"]), "--",
         sys.executable, str(SCRIPT), context.device, str(kills + 1),
     ]  # fmt: skip
     environment = os.environ | {"HOLDFAST_STORE": str(context.folder / name), "HOLDFAST_SERVER": ""}

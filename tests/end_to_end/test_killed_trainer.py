@@ -72,7 +72,7 @@ def test_kills_of_warm_starts_lose_nothing_and_leave_nothing(tmp_path: Path, kil
 
     ledger, log, all_killed = tmp_path / "killed.txt", tmp_path / "run.log", tmp_path / "all killed"
     trainer = [sys.executable, str(TRAINER), str(ledger), *arguments, "--until-there-is", str(all_killed)]
-    run = [*HOLDFAST, "run", "--warm", "--starts", "100", "--", *trainer]
+    run = [*HOLDFAST, "run", "--starts", "100", "--", *trainer]
     with spawned(run, log, environment(tmp_path / "store")) as supervisor:
         first = _wait_for_start(1, log)
         _wait_for_steps(EVERY, first, ledger, last=epochs * BATCHES)
