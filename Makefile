@@ -92,8 +92,8 @@ bench-dashboard: setup browser  ## a job's page in Chromium: bytes, paint, frame
 bench-mix: setup  ## orders and pages on a server with open pages, long polls and exports; ARGS='--other CHECKOUT'
 	$(BIN)/python -m benchmarks.dashboard.load_mix $(ARGS)
 
-bench-restore: setup  ## time of restores: after a kill, in place, by order, from memory; ARGS='--rounds 3'
-	$(BIN)/python -m benchmarks.restore $(ARGS)
+bench-restore: $(FRAMEWORKS)/.installed  ## time of restores: after a kill, in place, by order, from memory; ARGS='--rounds 3'
+	$(FRAMEWORKS)/bin/python -m benchmarks.restore $(ARGS)
 
 bench-codecs: $(BENCH_READY)  ## sizes and costs of encoded checkpoints of real training states, beside zipnn
 	$(BENCH_PYTHON) -m benchmarks.codecs $(ARGS)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import statistics
@@ -24,6 +26,7 @@ from typing import Any
 from benchmarks.ingest.running import free_port, running
 from holdfast.client import CheckpointInfo, Client, ServerError
 from holdfast.save.shared_buffers import SupervisorMemory
+from holdfast.supervisor.hang_detector import read_progress
 
 from . import raw
 from .job import JOB
@@ -32,6 +35,19 @@ ROOT = Path(__file__).resolve().parents[2]
 HOLDFAST = [sys.executable, "-m", "holdfast.cli"]
 ITERATION_SECONDS = 0.05
 """Iteration time of the job that receives restore requests."""
+ITERATIONS_BEFORE_KILL = 7
+JOBS = "benchmarks.integrations.jobs"
+WITH_HOLDFAST = ("--resume-by", "holdfast", "--store", "{store}", "--log", "{store}/updates")
+SCRIPTS = {
+    "demo": (
+        "torch",
+        ("examples/char_gpt.py", "--width", "192", "--layers", "3", "--batch-size", "4", "--threads", "1"),
+    ),
+    "transformers": ("transformers", ("-m", f"{JOBS}.transformers", *WITH_HOLDFAST)),
+    "lightning": ("lightning", ("-m", f"{JOBS}.lightning", *WITH_HOLDFAST)),
+}
+"""Scripts that are killed: the package that each needs, and the words after `python`."""
+STARTED = re.compile(r"start \d+: process (\d+),")
 Lines = list[dict[str, Any]]
 
 
@@ -44,6 +60,7 @@ def main() -> None:
         folder = Path(made)
         parts: dict[str, Callable[[Path], dict[str, float]]] = {
             "relaunch": lambda place: relaunch(place, options.megabytes, options.rounds),
+            "scripts": lambda place: scripts(place, options.rounds),
             "in-place": lambda place: in_place(place, options.megabytes, options.rounds),
             "memory": lambda place: memory(place, options.memory_megabytes, options.rounds),
             "orders": lambda place: orders(place, options.rounds),
@@ -55,39 +72,110 @@ def main() -> None:
 
 
 def relaunch(folder: Path, megabytes: float, rounds: int) -> dict[str, float]:
-    """Measure SIGKILL to the next new iteration, a start without Holdfast, and a raw read of the state."""
-    bare, read, ours = [], [], []
+    """Measure SIGKILL to the next new iteration, warm and cold, a start without Holdfast, and a raw read."""
+    bare, read = list[float](), list[float]()
+    ours: dict[str, list[float]] = {"warm": [], "cold": []}
     for number in range(rounds):
         with _fresh(folder) as store:
             began = time.monotonic()
             (line,) = _run("bare", megabytes, store)
             bare.append(line["at"] - began)
-            ours.append(_killed(megabytes, store))
-            file = max(store.glob(f"{JOB}/*/rank-0.safetensors"))
+            for name, found in ours.items():
+                found.append(_killed(megabytes, store / name, is_warm=name == "warm"))
+            file = max(store.glob(f"cold/{JOB}/*/rank-0.safetensors"))
             read.append(raw.read(file, raw.touched(raw.padded(file.stat().st_size))))
-        result = f"bare start {bare[-1]:.2f} s, raw read {read[-1]:.2f} s, back after {ours[-1]:.2f} s"
-        _progress("relaunch", number, rounds, result)
-    start, device, back = map(statistics.median, (bare, read, ours))
-    ratio = back / (start + device)
-    print(
-        f"SIGKILL to the next new iteration, a state of {megabytes:g} MB: {back:.2f} s; bare start {start:.2f} s "
-    )
-    print(f"  + raw read {device:.2f} s: {ratio:.2f} times ({_spread(ours)} s)", flush=True)
-    return {"relaunch_vs_bare": round(ratio, 3)}
+        back = ", ".join(f"{name} {found[-1]:.2f} s" for name, found in ours.items())
+        _progress("relaunch", number, rounds, f"bare start {bare[-1]:.2f} s, raw read {read[-1]:.2f} s, {back}")
+    start, device = map(statistics.median, (bare, read))
+    print(f"SIGKILL to the next new iteration, a state of {megabytes:g} MB; bare start {start:.2f} s + raw read ")
+    print(f"  {device:.2f} s:")
+    ratios = {}
+    for name, found in ours.items():
+        back_seconds = statistics.median(found)
+        ratios[name] = round(back_seconds / (start + device), 3)
+        print(f"  {name}: {back_seconds:.2f} s ({_spread(found)} s), {ratios[name]:.2f} times", flush=True)
+    return {"relaunch_vs_bare": ratios["warm"], "relaunch_cold_vs_bare": ratios["cold"]}
 
 
-def _killed(megabytes: float, store: Path) -> float:
+def _killed(megabytes: float, store: Path, *, is_warm: bool) -> float:
     """Return seconds from SIGKILL after a durable checkpoint to the end of the next iteration."""
-    with _started(_supervised("supervised", megabytes), store) as process:
+    store.mkdir()
+    command = _supervised(_job("supervised", megabytes), is_warm=is_warm)
+    with _started(command, store) as process:
         killed_at = 0.0
         for line in _lines(process):
             if line["what"] == "ready":
+                if is_warm:
+                    _wait_until_warm(process, _log(store))
                 killed_at = time.monotonic()
                 os.kill(line["pid"], signal.SIGKILL)
             elif line.get("resumed"):
                 assert line["iteration"] == 5, line
                 return float(line["at"]) - killed_at
     raise RuntimeError("the job did not come back")
+
+
+def scripts(folder: Path, rounds: int) -> dict[str, float]:
+    """Measure SIGKILL to the end of the next iteration of whole training scripts, warm and cold."""
+    figures = {}
+    for name, (package, words) in SCRIPTS.items():
+        if importlib.util.find_spec(package) is None:
+            print(f"{name}: not measured, {package} is not installed in {sys.prefix}", flush=True)
+            continue
+        found: dict[str, list[float]] = {"warm": [], "cold": []}
+        for number in range(rounds):
+            for kind, seconds in found.items():
+                with _fresh(folder) as store:
+                    seconds.append(_script_killed(store, words, is_warm=kind == "warm"))
+            back = ", ".join(f"{kind} {seconds[-1]:.2f} s" for kind, seconds in found.items())
+            _progress(name, number, rounds, back)
+        for kind, seconds in found.items():
+            figures[f"{name}_{kind}_seconds"] = round(statistics.median(seconds), 3)
+            print(f"{name}, {kind}: {statistics.median(seconds):.2f} s ({_spread(seconds)} s)", flush=True)
+    return figures
+
+
+def _script_killed(store: Path, words: Sequence[str], *, is_warm: bool) -> float:
+    """Return seconds from SIGKILL of a script that has trained to the end of the next start's first iteration."""
+    command = [sys.executable, *(word.format(store=store) for word in words)]
+    with _started(_supervised(command, is_warm=is_warm), store, PYTHONPATH=str(ROOT)) as process:
+        log = _log(store)
+        _wait(process, lambda: STARTED.search(log.read_text()))
+        trainer = int(STARTED.findall(log.read_text())[-1])
+        progress = Path(_environment(trainer)["HOLDFAST_PROGRESS"])
+        _wait(process, lambda: _steps(progress) >= ITERATIONS_BEFORE_KILL)
+        os.kill(trainer, signal.SIGSTOP)  # some scripts would end before the imports are ready
+        if is_warm:
+            _wait_until_warm(process, log)
+        killed_at = time.monotonic()
+        os.kill(trainer, signal.SIGKILL)
+        _wait(process, lambda: len(STARTED.findall(log.read_text())) > 1)
+        _wait(process, lambda: _steps(progress) >= 1)
+        return time.monotonic() - killed_at
+
+
+def _steps(progress: Path) -> int:
+    fd = os.open(progress, os.O_RDONLY)
+    try:
+        return read_progress(fd)[1]
+    finally:
+        os.close(fd)
+
+
+def _environment(pid: int) -> dict[str, str]:
+    entries = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return {name: value for name, _, value in (entry.partition("=") for entry in entries)}
+
+
+def _wait_until_warm(process: subprocess.Popen[str], log: Path) -> None:
+    _wait(process, lambda: "the next start is warm" in log.read_text())
+
+
+def _wait(process: subprocess.Popen[str], condition: Callable[[], object]) -> None:
+    while not condition():
+        if process.poll() is not None:
+            raise RuntimeError("the job ended")
+        time.sleep(0.002)
 
 
 def in_place(folder: Path, megabytes: float, rounds: int) -> dict[str, float]:
@@ -184,8 +272,8 @@ def _durable(client: Client) -> list[CheckpointInfo]:
     return []
 
 
-def _supervised(role: str, megabytes: float) -> list[str]:
-    return [*HOLDFAST, "run", "--", *_job(role, megabytes)]
+def _supervised(command: Sequence[str], *, is_warm: bool) -> list[str]:
+    return [*HOLDFAST, "run", *([] if is_warm else ["--no-warm"]), "--", *command]
 
 
 def _job(role: str, megabytes: float, *more: str) -> list[str]:
@@ -202,8 +290,8 @@ def _run(role: str, megabytes: float, store: Path, *more: str, **environment: st
 def _started(command: Sequence[str], store: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
     store.mkdir(exist_ok=True)
-    log = store.parent / f"{store.name}.log"
-    with log.open("a") as errors:
+    log = _log(store)
+    with log.open("w") as errors:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, stdin=subprocess.DEVNULL,
             env=kept | {"HOLDFAST_STORE": str(store)} | environment,
@@ -216,6 +304,10 @@ def _started(command: Sequence[str], store: Path, **environment: str) -> Iterato
     finally:
         process.terminate()
         process.communicate()
+
+
+def _log(store: Path) -> Path:
+    return store.parent / f"{store.name}.log"
 
 
 def _lines(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
@@ -254,7 +346,7 @@ def _options() -> argparse.Namespace:
     add(
         "--only",
         action="append",
-        choices=["relaunch", "in-place", "memory", "orders"],
+        choices=["relaunch", "scripts", "in-place", "memory", "orders"],
         help="this part; repeatable",
     )
     return parser.parse_args()
