@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sqlalchemy import delete
 from sqlalchemy.orm import Session
@@ -89,6 +90,7 @@ def _own_key(name: str, address: str, device: str | None) -> bytes:
     return _key("device", device) if device is not None else _key("place", f"{name} {network_of(address)}")
 
 
+@lru_cache(4096)
 def network_of(address: str) -> str:
     """Return the address, or for IPv6 its /64 network: one client usually has all 2^64 addresses of it."""
     try:

@@ -204,6 +204,7 @@ class EndpointTable(BaseRoute):
     def __init__(self, routes: Iterable[Endpoint | MountedApp]) -> None:
         self.routes = tuple(routes)
         self._by_shape: dict[tuple[str, int], list[Endpoint]] = {}
+        self._without_parameters: dict[tuple[str, str], Endpoint] = {}
         self._mounts = [route for route in self.routes if isinstance(route, MountedApp)]
         self.access: dict[tuple[str, str], AccessRule] = {}
         """The authorization table: the access rule by method and path."""
@@ -213,6 +214,8 @@ class EndpointTable(BaseRoute):
             self.access[route.method, route.path] = route.access
             if isinstance(route, Endpoint):
                 self._by_shape.setdefault((route.method, route.path.count("/")), []).append(route)
+                if "{" not in route.path:
+                    self._without_parameters[route.method, route.path] = route
         self._methods = sorted({route.method for route in self.routes})
 
     @property
@@ -220,16 +223,23 @@ class EndpointTable(BaseRoute):
         return (route for route in self.routes if isinstance(route, Endpoint))
 
     def find(self, method: str, path: str) -> EndpointMatch | None:
-        """Return the first endpoint that matches. HEAD finds that of GET."""
+        """Return the endpoint of this very path, or the first one that matches. HEAD finds that of GET."""
         method = "GET" if method == "HEAD" else method
+        if (whole := self._without_parameters.get((method, path))) is not None:
+            changes = {
+                "endpoint": whole.endpoint,
+                "path_params": {},
+                "route": whole,
+            }  # as `Endpoint.matches` has them
+            return EndpointMatch(whole.path, whole.access, None, None, whole, changes)
         scope = {"type": "http", "method": method, "path": path}
         candidates: list[Endpoint | MountedApp] = [*self._by_shape.get((method, path.count("/")), ())]
         for route in candidates + [mount for mount in self._mounts if mount.method == method]:
-            match, changes = route.matches(scope)
+            match, found = route.matches(scope)
             if match is Match.FULL:
-                named = changes["path_params"]
+                named = found["path_params"]
                 return EndpointMatch(
-                    route.path, route.access, named.get("job"), named.get("project"), route, changes
+                    route.path, route.access, named.get("job"), named.get("project"), route, found
                 )
         return None
 

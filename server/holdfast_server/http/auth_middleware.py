@@ -7,6 +7,7 @@ import ipaddress
 import logging
 import math
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from urllib.parse import quote, urlsplit
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -29,6 +30,8 @@ HOST_PREFIX = "__Host-"
 RECHECK_SECONDS = 2.0
 """Time between two checks of the client of a stream or a long poll: losing the right to it ends it."""
 UNKNOWN = "unknown"
+ADDRESSES_KEPT = 4096
+"""Addresses of clients whose form is remembered: parsing one costs more than a lookup, and agents report often."""
 WARNING_SECONDS = 60.0
 """Shortest time between two warnings: thousands of clients may be waiting."""
 
@@ -172,9 +175,14 @@ def address_of(scope: Scope) -> str:
     Any other text would evade the rate limits by address, and would end up in the audit log.
     """
     client = scope.get("client")
+    return _address_of(client[0]) if client else UNKNOWN
+
+
+@lru_cache(ADDRESSES_KEPT)
+def _address_of(text: str) -> str:
     try:
         # an IPv6 zone (fe80::1%eth0) may be any text
-        return str(ipaddress.ip_address(client[0].partition("%")[0])) if client else UNKNOWN
+        return str(ipaddress.ip_address(text.partition("%")[0]))
     except ValueError:
         return UNKNOWN
 
@@ -192,6 +200,8 @@ def cookie_name(scope: Scope, name: str) -> str:
 def cookie_of(scope: Scope, name: str) -> str | None:
     """Return our cookie's value. Over HTTPS only the prefixed one counts: a sibling domain can set the plain
     one."""
+    if not any(header == b"cookie" for header, _ in scope["headers"]):
+        return None
     return Request(scope).cookies.get(cookie_name(scope, name))
 
 

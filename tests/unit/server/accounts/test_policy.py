@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.testclient import TestClient
 
 from holdfast_server.api import responses
@@ -83,6 +83,14 @@ def test_each_endpoint_is_found_by_its_path(method, path):
 )
 def test_what_is_not_in_the_table_is_found_nowhere(method, path):
     assert ENDPOINTS.find(method, path) is None
+
+
+def test_a_path_without_parameters_is_found_as_its_route_would_match_it():
+    for endpoint in ENDPOINTS.endpoints:
+        if "{" not in endpoint.path:
+            found = ENDPOINTS.find(endpoint.method, endpoint.path)
+            scope = {"type": "http", "method": endpoint.method, "path": endpoint.path}
+            assert (found.route, (Match.FULL, found.changes)) == (endpoint, endpoint.matches(scope))
 
 
 # ---- the whole matrix -----------------------------------------------------------------------
