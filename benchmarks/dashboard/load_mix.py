@@ -35,7 +35,7 @@ from .watching import WARM_SECONDS, open_pages
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("agent", "series", "server", "web", "migrations")
 TOKEN = "not-needed-without-accounts"
-KINDS = ("order", "page")
+KINDS = ("order", "page", "refused")
 
 
 def main() -> None:
@@ -55,15 +55,17 @@ def main() -> None:
     )
     figures: dict[str, float] = {}
     for (name, kind), latencies in sorted(found.items()):
+        if len(latencies) < 2:
+            continue
         cuts = [1000 * cut for cut in statistics.quantiles(latencies, n=100)]
         print(f"  {name:<8} {kind:<8} {len(latencies):>6}   {cuts[49]:>7.1f}   {cuts[98]:>7.1f}")
         figures[f"mix_{kind}_p99_ms_{name}"] = round(cuts[98], 1)
     print(f"figures: {json.dumps(figures)}")
 
 
-def _measure(root: Path, options: argparse.Namespace) -> tuple[list[float], list[float]]:
-    """Return the latencies of orders and of pages of one version."""
-    port, pages = free_port(), list[float]()
+def _measure(root: Path, options: argparse.Namespace) -> tuple[list[float], list[float], list[float]]:
+    """Return the latencies of one version: of orders, of pages, and of refusals in place of pages."""
+    port, pages, refused = free_port(), list[float](), list[float]()
     with contextlib.ExitStack() as load:
         folder = Path(load.enter_context(tempfile.TemporaryDirectory(prefix=".bench-mix-", dir=options.folder)))
         command = [sys.executable, "-m", "holdfast_server", "--port", str(port), "--db", str(folder / "bench.db")]
@@ -80,20 +82,24 @@ def _measure(root: Path, options: argparse.Namespace) -> tuple[list[float], list
             load.enter_context(open_pages(port, options.pages))
             load.enter_context(_exporting(port, options.exports))
             time.sleep(WARM_SECONDS)
-            load.enter_context(_fetching(port, f"/jobs/{JOB}", pages))
+            load.enter_context(_fetching(port, f"/jobs/{JOB}", pages, refused))
 
         orders = order_latencies_seconds(port, TOKEN, options.agents, options.orders, until_busy)
-    return orders, pages
+    return orders, pages, refused
 
 
 @contextlib.contextmanager
-def _fetching(port: int, path: str, latencies: list[float]) -> Iterator[None]:
-    """Fetch a page again and again, and add how long each took."""
+def _fetching(port: int, path: str, latencies: list[float], refused: list[float]) -> Iterator[None]:
+    """Fetch a page again and again, and add how long each answer and each refusal took."""
     ended = threading.Event()
 
     def fetch() -> None:
         while not ended.is_set():
-            latencies.append(timed(port, path))
+            began = time.perf_counter()
+            try:
+                latencies.append(timed(port, path))
+            except RuntimeError:  # refused by a server that is too busy
+                refused.append(time.perf_counter() - began)
 
     thread = threading.Thread(target=fetch, name="page")
     thread.start()

@@ -119,9 +119,9 @@ class _Page:
             for path in (f"/jobs/{self.job}/live", f"/api/v1/jobs/{self.job}/timeline?{terms}"):
                 writer.write(_request(self.port, path, fragment=path.endswith("/live")))
                 status, _ = await read_response(reader)
-                if status != 200:
+                if status not in (200, 503):
                     raise RuntimeError(f"the server answered {status}")
-                _Page.answered += 1
+                _Page.answered += status == 200
             await asyncio.sleep(max(0.0, REFRESH_SECONDS - (time.monotonic() - began)))
 
 
