@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import posixpath
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -56,9 +56,7 @@ def read_repairing(
         A description of the damage to each file that was repaired in memory.
     """
     done: set[int] = set()
-    repaired: dict[str, RepairedFile] = {}
-    elsewhere: dict[str, str] = {}
-    """Damage of the files that are read from the copy elsewhere."""
+    sources = _Sources(store, job, checkpoint, from_disk or not keep)
     total_bytes = sum(each.end - each.start for each in ranges)
 
     def deliver(each: FileRange) -> None:
@@ -70,46 +68,72 @@ def read_repairing(
         if progress is not None:
             progress(total_bytes - left_bytes + now_bytes, total_bytes)
 
-    def source_of(name: str) -> Store:
-        return other if other is not None and name in elsewhere else store
-
-    def open_layer(name: str) -> FileReader:
-        if name in repaired:
-            return repaired[name].open()
-        return source_of(name).open_file(job, checkpoint, name, from_disk=from_disk or not keep)
-
-    def open_file(file: fmt.File) -> FileReader:
-        if file.name in repaired:
-            return decoded(file, repaired[file.name].open(), open_layer)
-        source = source_of(file.name)
-        return reading.open_whole(
-            source, job, checkpoint, file, from_disk=from_disk or not keep, open_layer=open_layer
-        )
-
-    other: Store | None = None
     while True:
         left = [each for each in ranges if id(each) not in done]
         try:
             reading.read(
                 *(store, job, checkpoint, left),
-                open_file=open_file, keep=keep, sink=deliver, progress=advance, **options,
+                open_file=sources.open_file, keep=keep, sink=deliver, progress=advance, **options,
             )  # fmt: skip
         except DamagedCheckpoint as damage:
             file = _damaged_file(damage, left) or _damaged_layer(store, job, checkpoint, damage)
-            if file is None or file.name in elsewhere:
+            if file is None or file.name in sources.elsewhere:
                 raise
-            known, pace = repaired.pop(file.name, None), options.get("pace")
-            try:
-                repaired[file.name] = _repair(store, job, checkpoint, file, damage, known, pace=pace)
-            except DamagedCheckpoint as refused:
-                if (other := store.copy_elsewhere(job, checkpoint)) is None:
-                    raise
-                elsewhere[file.name] = refused.reason
+            sources.replace(file, damage, options.get("pace"))
         else:
-            described = [f"{name}: {each.description}" for name, each in repaired.items()]
-            if other is not None:
-                described += [f"{name}: {what}; it was read from {other.url}" for name, what in elsewhere.items()]
-            return described
+            return sources.descriptions
+
+
+@dataclass
+class _Sources:
+    """Where the files of a checkpoint are read from: the store, repaired in memory, or the copy elsewhere."""
+
+    store: Store
+    job: str
+    checkpoint: str
+    from_disk: bool
+    repaired: dict[str, RepairedFile] = field(default_factory=dict)
+    elsewhere: dict[str, str] = field(default_factory=dict)
+    """Damage of the files that are read from the copy elsewhere."""
+    other: Store | None = None
+
+    def open_file(self, file: fmt.File) -> FileReader:
+        if file.name in self.repaired:
+            return decoded(file, self.repaired[file.name].open(), self._open_layer)
+        return reading.open_whole(
+            *(self._store_of(file.name), self.job, self.checkpoint, file),
+            from_disk=self.from_disk, open_layer=self._open_layer,
+        )  # fmt: skip
+
+    def _open_layer(self, name: str) -> FileReader:
+        if name in self.repaired:
+            return self.repaired[name].open()
+        return self._store_of(name).open_file(self.job, self.checkpoint, name, from_disk=self.from_disk)
+
+    def _store_of(self, name: str) -> Store:
+        return self.other if self.other is not None and name in self.elsewhere else self.store
+
+    def replace(self, file: fmt.File, damage: DamagedCheckpoint, pace: Pace | None) -> None:
+        """Repair a damaged file in memory, or use its copy. Raises DamagedCheckpoint where neither is possible."""
+        known = self.repaired.pop(file.name, None)
+        try:
+            self.repaired[file.name] = _repair(
+                self.store, self.job, self.checkpoint, file, damage, known, pace=pace
+            )
+        except DamagedCheckpoint as refused:
+            if (other := self.store.copy_elsewhere(self.job, self.checkpoint)) is None:
+                raise
+            self.other, self.elsewhere[file.name] = other, refused.reason
+
+    @property
+    def descriptions(self) -> list[str]:
+        """The damage to each file that is not read as it is in the store."""
+        found = [f"{name}: {each.description}" for name, each in self.repaired.items()]
+        if self.other is not None:
+            found += [
+                f"{name}: {what}; it was read from {self.other.url}" for name, what in self.elsewhere.items()
+            ]
+        return found
 
 
 def _repair(

@@ -149,6 +149,6 @@ def _lay_over(tensor: RegionTensor, leaves: Numbers, rows: memoryview, start: in
     base = int(leaves[inner])
     at = tensor.start + base * size - start
     count = int(leaves[inner_end - 1]) - base + 1
-    row = np.dtype((np.void, size))  # copied as a whole, in half the time
-    out = np.frombuffer(target[at : at + count * size], row)
-    out[leaves[inner:inner_end] - base] = np.frombuffer(rows[inner * size : inner_end * size], row)
+    whole = np.dtype((np.void, size))  # copied as a whole, in half the time
+    out = np.frombuffer(target[at : at + count * size], whole)
+    out[leaves[inner:inner_end] - base] = np.frombuffer(rows[inner * size : inner_end * size], whole)
