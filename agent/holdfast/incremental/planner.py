@@ -295,7 +295,9 @@ def _sampled(lineage: int, slots: Mapping[str, TensorRange], payload: memoryview
     for name, slot in slots.items():
         whole = whole_leaves(_bytes_of(slot, payload), _leaf_bytes(slot))
         wanted = max(LEAST_SAMPLES, min(MOST_SAMPLES, int(SAMPLED_SHARE * len(whole))))
-        numbers = torch.linspace(0, len(whole) - 1, min(wanted, len(whole)), dtype=torch.float64).long()
+        numbers = torch.linspace(
+            0, len(whole) - 1, min(wanted, len(whole)), dtype=torch.float64, device="cpu"
+        ).long()
         places[name] = slot, numbers
         hashes[name] = hash_rows(whole.index_select(0, numbers))
     return _Samples(lineage, places, hashes)

@@ -119,8 +119,8 @@ def _fold(words: torch.Tensor, high: torch.Tensor) -> None:
 @functools.cache
 def _keys(words: int) -> torch.Tensor:
     """Return odd factors: they map different words to different products."""
-    generator = torch.Generator().manual_seed(secrets.randbits(63))  # not that of training
-    return torch.randint(-(2**63), 2**63 - 1, (3, words), generator=generator) | 1
+    generator = torch.Generator("cpu").manual_seed(secrets.randbits(63))  # not that of training
+    return torch.randint(-(2**63), 2**63 - 1, (3, words), generator=generator, device="cpu") | 1
 
 
 def _padded(values: torch.Tensor, multiple: int) -> torch.Tensor:

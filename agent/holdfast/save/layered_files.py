@@ -104,6 +104,7 @@ class LayeredFiles:
 
 def plan_layers(planner: IncrementalPlanner, draft: Draft, payload: memoryview) -> LayeredFiles | None:
     """Return the layered files of a checkpoint; None if all of it is written as usual."""
+    planner.settle(draft.id, is_durable=False)  # drop the plan of an earlier try
     code = draft.parity
     if code is not None and code.is_important:  # what it cannot repair is replaced, which no layer allows
         return None

@@ -81,6 +81,8 @@ def write_checkpoint(
         except OSError as error:
             if error.errno not in UNKNOWN_CONTENT_ERRORS:
                 raise
+        if planner is not None:  # the second try has no layered files
+            planner.settle(draft.id, is_durable=False)
         return writing.attempt(Reuse(), None)
     finally:
         # the payload may change once this returns, also after an error

@@ -153,6 +153,28 @@ def test_an_error_of_any_call_leaves_sound_checkpoints(memory, call, error):
     assert nth > 2
 
 
+def test_a_second_try_after_a_failed_device_writes_all_and_is_not_linked_from(memory, monkeypatch):
+    store, planner = LocalStore(memory / "store"), IncrementalPlanner(True)
+    store.acquire_attempt(JOB, "uid")
+    commit(store, planner, 1)
+    rename, failed = store.files.rename, []
+
+    def fail_once(source, target):
+        if not failed:
+            failed.append(target)
+            raise OSError(errno.EIO, "the device failed")
+        return rename(source, target)
+
+    monkeypatch.setattr(store.files, "rename", fail_once)
+    commit(store, planner, 2, IDS[1])
+    assert failed
+    assert [file.name for file in restore.manifest(store, JOB, IDS[2]).files] == ["rank-0.safetensors"]
+    third = commit(store, planner, 3, IDS[2])
+    assert third.not_linked is None
+    assert {file.written_by for file in third.files} == {IDS[1], None}, "the first has all that it needs"
+    assert require_sound(store) == IDS[1:4]
+
+
 def test_a_checkpoint_that_failed_is_not_linked_from(begun):
     store, _ = begun()
     planner = IncrementalPlanner(True)
