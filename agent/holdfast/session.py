@@ -245,7 +245,7 @@ class Session:
                 debug=options.debug,
                 arenas=arenas,
                 kept=len(arenas) - options.max_in_flight,
-                forks=optional_parts.host_state_forks(store, options, reporter, self._memory),
+                make_forks=optional_parts.host_state_forks(store, options, reporter, self._memory),
             ),
             Persister(
                 store,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from holdfast.checkpoint.retention_queue import RetentionQueue
@@ -68,8 +69,8 @@ def incremental_planner(options: Config, store: Store) -> IncrementalPlanner | N
 
 def host_state_forks(
     store: Store, options: Config, reporter: Reporter, memory: MemoryTier | None
-) -> HostStateForks | None:
-    """Return what writes large arrays from a fork of the process; None where they are copied."""
+) -> Callable[[], HostStateForks] | None:
+    """Return what makes the part that writes large arrays from a fork; None where they are copied."""
     if options.host_state == "copy":
         return None
     reason = None
@@ -83,13 +84,17 @@ def host_state_forks(
         if options.host_state == "fork":
             reporter.notice("warning", "host_state", f"host state is copied, not written from a fork: {reason}")
         return None
-    from holdfast.save.host_state import HostStateForks
 
-    return HostStateForks(
-        options.host_state,
-        lambda level, text: reporter.notice(level, "host_state", text),
-        has_memory_tier=memory is not None,
-    )
+    def make() -> HostStateForks:
+        from holdfast.save.host_state import HostStateForks
+
+        return HostStateForks(
+            options.host_state,
+            lambda level, text: reporter.notice(level, "host_state", text),
+            has_memory_tier=memory is not None,
+        )
+
+    return make
 
 
 def rank_commit(ranks: Ranks, store: Store, retention: RetentionQueue) -> RankCommit | None:

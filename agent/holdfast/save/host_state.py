@@ -30,8 +30,6 @@ from holdfast.units import format_bytes
 HostStateMode = Literal["auto", "copy", "fork"]
 Tensors = Mapping[str, torch.Tensor]
 
-MIN_TENSOR_BYTES = 4 << 20
-"""A smaller tensor is copied in a millisecond. Allocations of a child in the place of a larger one would show."""
 MIN_AUTO_BYTES = 256 << 20
 """So much host state is worth a process."""
 PROBE_BYTES = 64 << 20
@@ -192,7 +190,7 @@ def _forkable(captured: CapturedState) -> dict[str, torch.Tensor]:
     pins = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     for name in captured.host_state:
         tensor = captured.tensors.get(name)
-        if tensor is None or tensor.nbytes < MIN_TENSOR_BYTES or not is_plain(tensor):
+        if tensor is None or not is_plain(tensor):
             continue
         # a device writes to pinned memory by its physical address, and the kernel copies it at a fork
         if name in captured.deferred or (pins and tensor.is_pinned()):

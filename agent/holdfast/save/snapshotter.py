@@ -58,7 +58,7 @@ class Snapshotter:
         max_in_flight: how many snapshots may be held at the same time, each in host memory of the state's size.
         debug: digest every tensor before and after it is copied, while training waits.
         arenas: memory to use instead of the process's own.
-        forks: keeps large arrays in a forked process instead of an arena, where that is better.
+        make_forks: makes what keeps large arrays of host state in a forked process, once there are any.
         kept: how many of these keep the newest complete snapshots while a later one is taken.
     """
 
@@ -69,9 +69,11 @@ class Snapshotter:
         debug: bool = False,
         arenas: Sequence[Arena] | None = None,
         kept: int = 0,
-        forks: HostStateForks | None = None,
+        make_forks: Callable[[], HostStateForks] | None = None,
     ) -> None:
-        self._debug, self._kept, self._forks = debug, kept, forks
+        self._debug, self._kept = debug, kept
+        self._make_forks = make_forks
+        self._forks: HostStateForks | None = None
         self._layouts = [Layout(arena) for arena in arenas or [Arena() for _ in range(max_in_flight)]]
         self._free = list(self._layouts)
         self._lock = threading.RLock()
@@ -115,8 +117,8 @@ class Snapshotter:
     def prepare(self, captured: CapturedState) -> None:
         """Allocate memory for snapshots of a state in the background, and check that it could be loaded."""
         taken = list(self._free)
-        if self._forks is not None:
-            captured, _ = self._forks.split(captured)
+        if (forks := self._forks_for(captured)) is not None:
+            captured, _ = forks.split(captured)
 
         def reserve() -> None:
             for layout in taken:
@@ -146,8 +148,8 @@ class Snapshotter:
         assert self.free, "every arena still holds a snapshot, or the previous copy is not complete"
         started, mode = time.perf_counter(), run.mode
         image = None
-        if self._forks is not None:
-            captured, image = self._forks.take(captured)
+        if (forks := self._forks_for(captured)) is not None:
+            captured, image = forks.take(captured)
         layout = self._free[0]  # in turn: a layout that is rarely used would keep the tensors of an old state
         try:
             del self._free[0]
@@ -264,6 +266,11 @@ class Snapshotter:
         if self._thread is not None:
             self._work.put(None)
             self._thread.join(timeout=60)
+
+    def _forks_for(self, captured: CapturedState) -> HostStateForks | None:
+        if self._forks is None and self._make_forks is not None and captured.host_state:
+            self._forks = self._make_forks()
+        return self._forks
 
     def _release(self, layout: Layout) -> None:
         marker = layout.arena.marker if self._kept else None

@@ -38,6 +38,8 @@ from holdfast.state.wrappers import has_unseen_steps, is_optimizer, optimizers_i
 from holdfast.torch_internals import replicated_parameters, unsupported
 
 logger = logging.getLogger("holdfast")
+LARGE_BYTES = 4 << 20
+"""A smaller tensor of host state is copied in a millisecond."""
 
 
 @dataclass(slots=True)
@@ -54,7 +56,7 @@ class CapturedState:
     optimizer_state: set[str] = field(default_factory=set)
     """Names of the `deferred` tensors that are an optimizer's own state, such as moments."""
     host_state: Collection[str] = ()
-    """Names of the tensors of objects that are neither modules nor optimizers."""
+    """Names of the large tensors of objects that are neither modules nor optimizers."""
     frozen: set[str] = field(default_factory=set)
     """Names of parameters that no optimizer trains. They rarely change."""
     structure: object = field(default_factory=object)
@@ -155,7 +157,7 @@ class Registry(LoadableObjects):
                 if encoder.optimizer_state
                 else known.encoder.optimizer_state
             ),
-            host_state=host_state,
+            host_state=[name for name in host_state if encoder.tensors[name].nbytes >= LARGE_BYTES],
             frozen=known.frozen,
             structure=self._structured(known, encoder),
             shards={**known.encoder.places, **encoder.places},

@@ -116,10 +116,13 @@ def test_coci_decides_within_the_write_budget(names: dict[str, Any], caplog: pyt
     assert "retention '12 by progress'" in caplog.text
 
 
-def test_a_thread_writes_while_training_goes_on(names: dict[str, Any]) -> None:
+def test_a_forked_child_writes_host_state(names: dict[str, Any]) -> None:
     session = switch_on("crum", names)
     session.step(loss=0.5)
-    assert [(outcome.iteration, outcome.is_durable) for outcome in session.wait(60)] == [(1, True)]
+    (outcome,) = session.wait(60)
+    assert (outcome.iteration, outcome.is_durable) == (1, True)
+    found = restore.manifest(open_store(session.store), "in-background", outcome.checkpoint)
+    assert "rank-0.host.safetensors" in {file.name for file in found.files}
 
 
 def test_only_rows_that_changed_are_written(names: dict[str, Any]) -> None:

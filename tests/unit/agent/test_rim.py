@@ -22,6 +22,7 @@ RIM = {
     "commands": ["commands"],
     "encoded-files": ["checkpoint.decoding", "save.compression"],
     "incremental": ["incremental", "save.layered_files"],
+    "host-state": ["save.forked_image", "save.host_state", "system.memory_maps"],
     "integrations": ["integrations"],
     "inventory": ["inventory"],
     "loss-curve": ["pacing.coci", "pacing.loss_curve"],
