@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -69,29 +68,19 @@ def incremental_planner(options: Config, store: Store) -> IncrementalPlanner | N
 
 def host_state_forks(
     store: Store, options: Config, reporter: Reporter, memory: MemoryTier | None
-) -> Callable[[], HostStateForks] | None:
-    """Return what makes the part that writes large arrays from a fork; None where they are copied."""
-    if options.host_state == "copy":
-        return None
-    reason = None
-    if sys.platform != "linux":
-        reason = "it needs Linux"
-    elif not store.takes_descriptors:
-        reason = f"{store.url} is not a directory"
-    elif options.parity is not None:
-        reason = "checkpoints have parity, which is computed from a copy"
-    if reason is not None or (options.compress and options.host_state == "auto"):
-        if options.host_state == "fork":
-            reporter.notice("warning", "host_state", f"host state is copied, not written from a fork: {reason}")
-        return None
+) -> Callable[[], HostStateForks | None]:
+    """Return what makes the part that writes large arrays from a fork of the process; it makes none for a copy."""
 
-    def make() -> HostStateForks:
-        from holdfast.save.host_state import HostStateForks
+    def make() -> HostStateForks | None:
+        from holdfast.save.host_state import make_forks
 
-        return HostStateForks(
+        return make_forks(
             options.host_state,
+            store,
             lambda level, text: reporter.notice(level, "host_state", text),
             has_memory_tier=memory is not None,
+            has_parity=options.parity is not None,
+            compresses=options.compress,
         )
 
     return make

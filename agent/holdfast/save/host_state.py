@@ -10,24 +10,31 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import mmap
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Literal
 
+import msgspec
 import psutil
 import torch
 
+from holdfast.format import manifest as fmt
 from holdfast.format.dtypes import stored_as
 from holdfast.format.manifest import TensorRange, digest_of_chunks, lay_out
+from holdfast.save.draft import Draft
 from holdfast.save.forked_image import ForkedImage, ImageLost, fork_image
 from holdfast.state.registry import CapturedState
-from holdfast.store.base import CheckpointWriter
+from holdfast.store.base import CheckpointWriter, Store
 from holdfast.store.local import LocalWriter
 from holdfast.system.host_memory import available_bytes, bytes_of, is_plain
 from holdfast.system.memory_maps import are_inherited
 from holdfast.units import format_bytes
 
 HostStateMode = Literal["auto", "copy", "fork"]
+Warn = Callable[[Literal["info", "warning"], str], None]
+Entry = Callable[[TensorRange, str, int, str, list[str] | None], fmt.Tensor]
+"""Makes a manifest entry: place of the tensor in the payload, file, size of its header, digests."""
 Tensors = Mapping[str, torch.Tensor]
 
 MIN_AUTO_BYTES = 256 << 20
@@ -56,12 +63,33 @@ class HostImage:
     def size_bytes(self) -> int:
         return self.slots[-1].end
 
-    def write(self, writer: CheckpointWriter, name: str, header: bytes) -> list[tuple[str, list[str] | None]]:
-        """Have the child write a file behind its header; return (digest, chunks) by tensor.
+    def add_to(self, written: Draft, writer: CheckpointWriter, name: str, entry: Entry) -> Draft:
+        """Have the child write a file, and add it and its tensors to what was written.
 
         Raises:
             ImageLost: the child is gone. Fenced, OSError: as `CheckpointWriter.write`.
         """
+        started, header = time.perf_counter(), written.header(self.slots)
+        digests = self._write(writer, name, header)
+        seconds = written.timings["write_seconds"] + time.perf_counter() - started
+        size_bytes = len(header) + self.size_bytes
+        file = fmt.File(
+            name=name, size_bytes=size_bytes, header_bytes=len(header), header_digest=fmt.digest(header)
+        )
+        tensors = [entry(slot, name, len(header), *found) for slot, found in zip(self.slots, digests, strict=True)]
+        return msgspec.structs.replace(
+            written,
+            files=[*written.files, file],
+            tensors=[*written.tensors, *tensors],
+            timings=written.timings | {"write_seconds": seconds},
+        )
+
+    def close(self) -> None:
+        """End the child."""
+        self._child.close()
+
+    def _write(self, writer: CheckpointWriter, name: str, header: bytes) -> list[tuple[str, list[str] | None]]:
+        """Have the child write a file behind its header; return (digest, chunks) by tensor."""
         assert isinstance(writer, LocalWriter), "only a directory gives a descriptor to another process"
         found = list[list[str]]()
 
@@ -77,9 +105,31 @@ class HostImage:
         self._forks.note_written(self.size_bytes, self._child.changed_bytes)
         return [(chunks[0], None) if len(chunks) == 1 else (digest_of_chunks(chunks), chunks) for chunks in found]
 
-    def close(self) -> None:
-        """End the child."""
-        self._child.close()
+
+def make_forks(
+    mode: HostStateMode,
+    store: Store,
+    warn: Warn,
+    *,
+    has_memory_tier: bool = False,
+    has_parity: bool = False,
+    compresses: bool = False,
+) -> HostStateForks | None:
+    """Return what forks for a session with these settings; None where all is copied."""
+    if mode == "copy" or (compresses and mode == "auto"):
+        return None
+    reason = None
+    if sys.platform != "linux":
+        reason = "it needs Linux"
+    elif not store.takes_descriptors:
+        reason = f"{store.url} is not a directory"
+    elif has_parity:
+        reason = "checkpoints have parity, which is computed from a copy"
+    if reason is None:
+        return HostStateForks(mode, warn, has_memory_tier=has_memory_tier)
+    if mode == "fork":
+        warn("warning", f"host state is copied, not written from a fork: {reason}")
+    return None
 
 
 class HostStateForks:
@@ -94,7 +144,7 @@ class HostStateForks:
     def __init__(
         self,
         mode: HostStateMode,
-        warn: Callable[[Literal["info", "warning"], str], None],
+        warn: Warn,
         *,
         has_memory_tier: bool = False,
     ) -> None:

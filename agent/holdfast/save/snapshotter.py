@@ -69,7 +69,7 @@ class Snapshotter:
         debug: bool = False,
         arenas: Sequence[Arena] | None = None,
         kept: int = 0,
-        make_forks: Callable[[], HostStateForks] | None = None,
+        make_forks: Callable[[], HostStateForks | None] | None = None,
     ) -> None:
         self._debug, self._kept = debug, kept
         self._make_forks = make_forks
@@ -268,8 +268,8 @@ class Snapshotter:
             self._thread.join(timeout=60)
 
     def _forks_for(self, captured: CapturedState) -> HostStateForks | None:
-        if self._forks is None and self._make_forks is not None and captured.host_state:
-            self._forks = self._make_forks()
+        if self._make_forks is not None and captured.host_state:
+            self._forks, self._make_forks = self._make_forks(), None
         return self._forks
 
     def _release(self, layout: Layout) -> None:

@@ -188,22 +188,10 @@ class _Writing:
         )
 
     def _write_image(self, writer: CheckpointWriter, written: Draft) -> Draft:
-        """Have the forked child write its tensors to a file, and add that to what was written."""
-        if (image := self._image) is None:
+        """Have the forked child write its tensors, and add them to what was written."""
+        if self._image is None:
             return written
-        name, started = f"{stem_of(self._draft.rank)}.host{PLAIN}", time.perf_counter()
-        header = self._draft.header(image.slots)
-        digests = image.write(writer, name, header)
-        seconds = time.perf_counter() - started
-        entries = [
-            self._entry(slot, name, len(header), *found) for slot, found in zip(image.slots, digests, strict=True)
-        ]
-        return msgspec.structs.replace(
-            written,
-            files=[*written.files, _file(name, header, len(header) + image.size_bytes)],
-            tensors=[*written.tensors, *entries],
-            timings=written.timings | {"write_seconds": written.timings["write_seconds"] + seconds},
-        )
+        return self._image.add_to(written, writer, f"{stem_of(self._draft.rank)}.host{PLAIN}", self._entry)
 
     def _groups(self, slots: list[fmt.TensorRange]) -> list[list[fmt.TensorRange]]:
         """Return the tensors of each file: what is encoded is held in memory, so that such files are limited."""

@@ -1,0 +1,101 @@
+"""Ranks with a replay buffer of their own, which a fork writes; and a trainer that is killed beside its child."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import holdfast
+from holdfast.save import forked_image, host_state
+
+ROWS = 2048
+
+
+def train(stage: Any, number: int, root: str, killed: int | None = None) -> list[Any]:
+    """Take three checkpoints, of which the child of rank `killed` loses the second; return the outcomes."""
+    rank = dist.get_rank()
+    model, session, variables = _job(root)
+    fork, outcomes = forked_image.fork_image, []
+    session.resume()
+
+    def killing(*args: Any) -> forked_image.ForkedImage:
+        image = fork(*args)
+        if rank == killed and session.iteration == 2:
+            os.kill(image.pid, signal.SIGKILL)
+        return image
+
+    host_state.fork_image = killing
+    for _ in range(3):
+        variables.buffer[session.iteration] = rank + session.iteration
+        model(torch.ones(2, 4)).sum().backward()
+        session.checkpoint()
+        session.step()
+        outcomes += [(each.iteration, each.is_durable, each.reason) for each in session.wait(120)]
+    session.close()
+    return outcomes
+
+
+def resume(stage: Any, number: int, root: str) -> tuple[int, list[float]]:
+    """Return the iteration, and the first elements of this rank's buffer."""
+    _, session, variables = _job(root)
+    iteration = session.resume()
+    session.close()
+    return iteration, variables.buffer[:4, 0].tolist()
+
+
+def _job(root: str) -> tuple[torch.nn.Module, holdfast.Session, holdfast.Variables]:
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    variables = holdfast.Variables(buffer=np.zeros((ROWS, 1024), np.float32))
+    session = holdfast.Session(
+        "job", store=root, every=1, model=model, optimizer=optimizer, variables=variables, host_state="fork"
+    )
+    return model, session, variables
+
+
+def train_until_killed(store: str, moment: str) -> None:
+    """Take one checkpoint, then be killed beside the child of the second at a moment; say the child's number."""
+    variables = holdfast.Variables(buffer=np.zeros((ROWS, 1024), np.float32))
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = holdfast.Session(
+        "job", store=store, every=10**6, model=model, optimizer=optimizer, variables=variables, host_state="fork"
+    )
+    write = forked_image.ForkedImage.write
+
+    def die(image: forked_image.ForkedImage) -> None:
+        print(image.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def dying(image: forked_image.ForkedImage, fd: int, at: int) -> list[list[str]]:
+        if session.iteration < 2:
+            return write(image, fd, at)
+        if moment == "before the write":
+            die(image)
+        if moment == "within the write":
+            os.kill(image.pid, signal.SIGSTOP)
+            forked_image.socket.send_fds(image._connection, [at.to_bytes(8, sys.byteorder)], [fd])
+            die(image)
+        found = write(image, fd, at)
+        die(image)
+        return found
+
+    forked_image.ForkedImage.write = dying  # type: ignore[method-assign]
+    session.resume()
+    for number in (1, 2):
+        variables.buffer[:] = number
+        model(torch.ones(1, 4)).sum().backward()
+        session.checkpoint()
+        session.step()
+        session.wait(60)
+
+
+if __name__ == "__main__":
+    train_until_killed(*sys.argv[1:])
