@@ -18,7 +18,7 @@ from holdfast.save import forked_image, host_state
 ROWS = 2048
 
 
-def train(stage: Any, number: int, root: str, killed: int | None = None) -> list[Any]:
+def train(stage: Any, root: str, killed: int | None = None) -> list[Any]:
     """Take three checkpoints, of which the child of rank `killed` loses the second; return the outcomes."""
     rank = dist.get_rank()
     model, session, variables = _job(root)
@@ -42,7 +42,7 @@ def train(stage: Any, number: int, root: str, killed: int | None = None) -> list
     return outcomes
 
 
-def resume(stage: Any, number: int, root: str) -> tuple[int, list[float]]:
+def resume(stage: Any, root: str) -> tuple[int, list[float]]:
     """Return the iteration, and the first elements of this rank's buffer."""
     _, session, variables = _job(root)
     iteration = session.resume()

@@ -7,12 +7,14 @@ copy them all by page faults, while a thread copies them without.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import mmap
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -27,6 +29,8 @@ from holdfast.save.forked_image import ForkedImage, ImageLost, fork_image
 from holdfast.state.registry import CapturedState
 from holdfast.store.base import CheckpointWriter, Store
 from holdfast.store.local import LocalWriter
+from holdfast.store.local_writer import naming
+from holdfast.system.files import Files
 from holdfast.system.host_memory import available_bytes, bytes_of, is_plain
 from holdfast.system.memory_maps import are_inherited
 from holdfast.units import format_bytes
@@ -93,12 +97,26 @@ class HostImage:
         assert isinstance(writer, LocalWriter), "only a directory gives a descriptor to another process"
         found = list[list[str]]()
 
-        def fill(fd: int) -> None:
+        def write(files: Files, path: Path) -> None:
             nonlocal found
-            found = self._child.write(fd, len(header))
+            with naming(path):
+                fd = files.create(path)
+                try:
+                    files.reserve(fd, len(header) + self.size_bytes)
+                    at = 0
+                    while at < len(header):
+                        at += files.write(fd, memoryview(header)[at:], at)
+                    found = self._child.write(fd, at)
+                    files.sync(fd)
+                    files.forget(fd)
+                except BaseException:  # raise the first error, not that of closing the file
+                    with contextlib.suppress(OSError):
+                        files.close(fd)
+                    raise
+                files.close(fd)
 
         try:
-            writer.fill(name, header, len(header) + self.size_bytes, fill)
+            writer.write_with(name, write)
         except ImageLost as error:
             self._forks.note_lost(str(error))
             raise

@@ -143,7 +143,7 @@ class Store(RecordStore):
     read_threads: int
     """Number of concurrent reads that gives the highest throughput."""
     takes_descriptors: bool = False
-    """Whether another process can fill a file by its descriptor, as `LocalWriter.fill` lets it."""
+    """Whether another process can fill a file by its descriptor, as `LocalWriter.write_with` lets it."""
     shares_files: bool
     """Whether a copy of a file takes no space."""
 

@@ -31,7 +31,6 @@ from holdfast.store.local_writer import (
     Volume,
     create_durably,
     discard,
-    fill_durably,
     make_durably,
     remove,
     rename,
@@ -268,10 +267,10 @@ class LocalWriter:
         with self._unless_cleared_away():
             write_durably(self._files, self._temporary / file, parts, self._volume, pace=pace)
 
-    def fill(self, file: str, header: bytes, size_bytes: int, fill: Callable[[int], None]) -> None:
-        """Write a file of which `fill` writes all behind the header, given the descriptor. Raises as `write`."""
+    def write_with(self, file: str, write: Callable[[Files, Path], None]) -> None:
+        """Have `write` create a file at a path and make its bytes durable. Raises as `write` of this class."""
         with self._unless_cleared_away():
-            fill_durably(self._files, self._temporary / file, header, size_bytes, fill)
+            write(self._files, self._temporary / file)
 
     def copy_file(self, job: str, checkpoint: str, file: str, *, only_link: bool = False) -> None:
         source, target = self._store.path(job, checkpoint) / Path(file).name, self._temporary / Path(file).name

@@ -14,7 +14,7 @@ import mmap
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,28 +60,6 @@ def write_durably(
         try:
             _DurableWrite(files, fd, parts, volume, pace).run()
             files.sync(fd)
-        except BaseException:  # raise the first error, not that of closing the file
-            with contextlib.suppress(OSError):
-                files.close(fd)
-            raise
-        files.close(fd)
-
-
-def fill_durably(files: Files, path: Path, header: bytes, size_bytes: int, fill: Callable[[int], None]) -> None:
-    """Create a file of which `fill` writes all behind the header, and make its bytes durable, but not its name.
-
-    `fill` gets the descriptor. Errors as of `write_durably`.
-    """
-    with naming(path):
-        fd = files.create(path)
-        try:
-            files.reserve(fd, size_bytes)
-            at = 0
-            while at < len(header):
-                at += files.write(fd, memoryview(header)[at:], at)
-            fill(fd)
-            files.sync(fd)
-            files.forget(fd)
         except BaseException:  # raise the first error, not that of closing the file
             with contextlib.suppress(OSError):
                 files.close(fd)

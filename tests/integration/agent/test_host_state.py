@@ -80,7 +80,7 @@ def test_forks_beside_workers_allocations_and_threads(tmp_path, count):
     threads = [threading.Thread(target=allocate) for _ in range(2)]
     for each in threads:
         each.start()
-    loader = torch.utils.data.DataLoader(Squares(), batch_size=8, num_workers=2, persistent_workers=True)
+    loader = torch.utils.data.DataLoader(Squares(), batch_size=8, num_workers=2)
     durable = 0
     try:
         with holdfast.Session(
@@ -101,6 +101,7 @@ def test_forks_beside_workers_allocations_and_threads(tmp_path, count):
         ends.set()
         for each in threads:
             each.join()
+    del batches, loader  # ends the workers
     assert durable == count
     found = holdfast.Variables(buffer=np.zeros((1100, 1024), np.float32))
     with holdfast.Session("job", store=tmp_path, model=model, optimizer=optimizer, variables=found) as session:
