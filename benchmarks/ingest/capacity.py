@@ -33,7 +33,8 @@ from holdfast.server_link.batch_sender import ReportInterval
 from holdfast.server_link.desired_state_poller import WAIT_SECONDS
 from holdfast.server_link.http_client import REQUEST_SECONDS, Backoff
 
-from .peers import HoldfastPeer
+from .memory import SAMPLE_SECONDS, append_sample
+from .peers import HoldfastPeer, timed
 from .running import BenchmarkServer, cpu_seconds, free_port, running, settle, tree
 
 ITERATION_SECONDS = 0.5
@@ -105,13 +106,19 @@ def main() -> None:
         for agents, period in zip(options.agents, options.periods, strict=True):
             with tempfile.TemporaryDirectory(prefix=".bench-capacity-", dir=options.folder) as made:
                 figures[str(agents)] = _measure(
-                    Path(made), cluster, options.servers, agents, period, options.seconds
+                    Path(made), cluster, options.servers, agents, period, options.seconds, options.memory
                 )
     print(f"figures: {json.dumps(figures)}")
 
 
 def _measure(
-    folder: Path, cluster: object | None, count: int, agents: int, period: float, seconds: float
+    folder: Path,
+    cluster: object | None,
+    count: int,
+    agents: int,
+    period: float,
+    seconds: float,
+    memory: Path | None = None,
 ) -> dict[str, float]:
     ours, store = HoldfastPeer(), Store(folder, cluster)
     with contextlib.ExitStack() as stack:
@@ -132,9 +139,21 @@ def _measure(
         pipe.send(seconds)
         pipe.recv()  # all report
         before = _usage(servers, store)
+        if memory is not None:
+            _record_memory(memory, servers, pipe)
         reported: Reported = pipe.recv()
         after = _usage(servers, store)
     return _row(agents, period, reported, before, after)
+
+
+def _record_memory(file: Path, servers: list[BenchmarkServer], pipe: Connection) -> None:
+    """Record the memory of the servers until the agents are done, and view two pages before each sample."""
+    ours, began = HoldfastPeer(), time.monotonic()
+    while not pipe.poll(SAMPLE_SECONDS):
+        for server in servers:
+            for path in ("/", "/jobs/job-00000"):
+                timed(server.port, path, ours.headers())
+        append_sample(file, began, sum(server.pss_bytes() for server in servers))
 
 
 def _row(agents: int, period: float, reported: Reported, before: Usage, after: Usage) -> dict[str, float]:
@@ -388,6 +407,7 @@ def _options() -> argparse.Namespace:
     add("--seconds", type=float, default=60.0, help="to measure")
     add("--postgresql", action="store_true", help="on a PostgreSQL of its own, instead of SQLite")
     add("--servers", type=int, default=1, help="servers that share the PostgreSQL and the agents")
+    add("--memory", type=Path, help="a file for a sample of the servers' memory every ten seconds")
     add("--folder", type=Path, default=Path.cwd(), help="where databases are, on the disk meant")
     options = parser.parse_args()
     if len(options.agents) != len(options.periods):
