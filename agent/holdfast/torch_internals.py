@@ -134,6 +134,14 @@ FOREACH_COPY = PrivateApi(
     lambda: torch,
     "copies from CUDA devices take longer",
 )
+LOADER_ITERATORS = PrivateApi(
+    "the iterators of a DataLoader",
+    ("__next__",),
+    lambda: torch.utils.data.dataloader._BaseDataLoaderIter,
+    "a script that draws its batches from a DataLoader of torch itself is not warned",
+)
+_after_batches: list[Callable[[], None]] = []
+"""Functions to call after each batch of a DataLoader; its iterators are wrapped while there are any."""
 PRIVATE_APIS = (
     FOREACH_COPY,
     MODULE_CONTENTS,
@@ -145,6 +153,7 @@ PRIVATE_APIS = (
     DTENSOR_CHUNKS,
     MESH_ROOT,
     DEFAULT_STORE,
+    LOADER_ITERATORS,
 )
 """API that a version of torch may lack. `_version` of a tensor, `_metadata` of a state_dict and `_orig_mod` of a
 compiled module are as old as the feature that they belong to."""
@@ -401,6 +410,36 @@ def default_store() -> Any:
 def kept_iterator(loader: Any) -> Any:
     """Return the iterator that a torch DataLoader with persistent workers keeps; `None` without one."""
     return getattr(loader, "_iterator", None)
+
+
+def after_each_batch(note: Callable[[], None]) -> Callable[[], None]:
+    """Call `note` whenever a DataLoader of torch has given a batch; return a function that ends this."""
+    if not LOADER_ITERATORS.supported():
+        return lambda: None
+    notes = _after_batches
+    if not notes:
+        owner: Any = LOADER_ITERATORS.owner()
+        own = owner.__next__
+
+        @functools.wraps(own)
+        def counted(iterator: Any) -> Any:
+            batch = own(iterator)
+            for each in notes:
+                each()
+            return batch
+
+        owner.__next__ = counted
+        counted.own = own
+    notes.append(note)
+
+    def end() -> None:
+        if note in notes:
+            notes.remove(note)
+            if not notes:
+                owner: Any = LOADER_ITERATORS.owner()
+                owner.__next__ = owner.__next__.own
+
+    return end
 
 
 def limit_wait(iterator: Any, seconds: float) -> None:

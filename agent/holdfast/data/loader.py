@@ -299,6 +299,7 @@ class DataLoader(LoaderPosition):
                     if enclosing() is None:
                         for drawn in DataLoader.watched_by:
                             drawn.add(self)
+                    state.drawn += by_hand and not self.lookahead and enclosing() is None
                     state.with_gradients = torch.is_grad_enabled()
                     yield batch
                     if seeks != state.seek_count:

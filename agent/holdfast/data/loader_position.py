@@ -46,6 +46,8 @@ class IteratorState:
     """The same of the last batch that an iteration used; `None` if none has ended within a loop."""
     counted: DataPosition = field(default_factory=DataPosition)
     """Position at the end of the last iteration."""
+    drawn: int = 0
+    """Number of batches that the script's own loops got since `drawn_count` was called."""
     taken_per_iteration: int | None = None
     """How far an iteration moved the position, at most; `None` if none has ended within a loop."""
 
@@ -122,6 +124,17 @@ class LoaderPosition:
             state.left_untrained and (state.trains_with_gradients is None or state.unused_rest)
         ):
             self._count_pass()
+
+    def drawn_count(self) -> int:
+        """Return how many batches the script's own loops got since the last call."""
+        count, self._iterators.drawn = self._iterators.drawn, 0
+        return count
+
+    @property
+    def is_between_epochs(self) -> bool:
+        """Whether an epoch that iterations trained on has ended, and the next one has not begun."""
+        state = self._iterators
+        return state.current is None and not self.position.taken and state.trains_with_gradients is not None
 
     def use_batches(self) -> None:
         """Record that the loop trains on its batches, though this may not be the end of an iteration."""

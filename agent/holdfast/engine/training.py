@@ -51,7 +51,9 @@ class Watch(Protocol):
 
     def captured(self, state: CapturedState) -> None: ...
 
-    def compare_draws(self, batches: int) -> None: ...
+    def compare_draws(
+        self, loaders: Collection[DataLoader], batches: int, *, is_resumed: bool, knows_loaders: bool
+    ) -> None: ...
 
     def missing(self, saved: Collection[str]) -> list[str]: ...
 
@@ -214,8 +216,13 @@ class Training:
         """Record the end of an iteration."""
         for loader in self._given_loaders:
             loader.iteration_ended()
-        if self._watch is not None and self.restore_count:
-            self._watch.compare_draws(self.unsaved_batches)
+        if self._watch is not None:
+            self._watch.compare_draws(
+                self._given_loaders,
+                self.unsaved_batches,
+                is_resumed=self.restore_count > 0,
+                knows_loaders=bool(self._loaders or self._given_loaders),
+            )
         if self._per_iteration is None:
             self._per_iteration = self.unsaved_batches
         elif self._per_iteration != self.unsaved_batches:

@@ -12,12 +12,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from holdfast.data.loader import DataLoader
 from holdfast.data.reachable import lacking_states
 from holdfast.inventory.changing_state import ChangingState
+from holdfast.inventory.draws import DrawnBatches
 from holdfast.inventory.missing_state import missing
 from holdfast.inventory.unsaved_objects import UnsavedObjects
 from holdfast.state.registry import CapturedState, Registry
-
-COMPARED_ITERATIONS = 4
-"""Number of first iterations whose batches are counted, to notice a loop that draws one in advance."""
 
 
 class Inventory:
@@ -32,8 +30,7 @@ class Inventory:
         self._known_loaders: weakref.WeakSet[DataLoader] = weakref.WeakSet()
         self._objects = UnsavedObjects(registry, self._stepped, self._drawn_from, known, self._known_loaders)
         self._changing = ChangingState(registry)
-        self._batch_counts: list[int] = []
-        """Batches of `session.batches` in each of the first iterations after a resume."""
+        self._draws = DrawnBatches()
         self._messages: list[tuple[str, str]] = []
         stepped = self._stepped
 
@@ -46,6 +43,7 @@ class Inventory:
 
     def close(self) -> None:
         self._hook.remove()
+        self._draws.close()
         DataLoader.watched_by[:] = [each for each in DataLoader.watched_by if each is not self._drawn_from]
 
     def begin(self) -> None:
@@ -64,23 +62,12 @@ class Inventory:
         """Compare what has changed with a state that a checkpoint will hold."""
         self._changing.captured(state)
 
-    def compare_draws(self, batches: int) -> None:
-        """Notice a loop that draws, after a resume, a batch that the attempt before has drawn as well.
-
-        `batches` were drawn in the iteration that ends.
-        """
-        counts = self._batch_counts
-        if len(counts) == COMPARED_ITERATIONS:
-            return
-        counts.append(batches)
-        first, *later = counts
-        if len(counts) == COMPARED_ITERATIONS and 0 < later[0] == first - 1 and len(set(later)) == 1:
-            text = (
-                "after the resume, the loop drew one batch more before its first session.step than in each "
-                "iteration after it. If it keeps a batch for the next iteration, the one that was kept at the "
-                "checkpoint is lost: keep it in holdfast.Variables, and draw the first only where there is none"
-            )
-            self._messages.append(("loader", text))
+    def compare_draws(
+        self, loaders: Collection[DataLoader], batches: int, *, is_resumed: bool, knows_loaders: bool
+    ) -> None:
+        """Compare what the iteration that ends has drawn with others; see `DrawnBatches.iteration_ended`."""
+        found = self._draws.iteration_ended(loaders, batches, is_resumed=is_resumed, knows_loaders=knows_loaders)
+        self._messages += [("loader", each) for each in found]
 
     def found(self, iteration: int, loaders: Callable[[], Collection[Any]]) -> list[tuple[str, str]]:
         """Describe what was found since the last call, each once, with the codes of notices.

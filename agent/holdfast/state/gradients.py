@@ -57,7 +57,7 @@ class GradientTracker:
             return
         pairs = zip(now, marks, strict=True)
         kept = any(mark is not None and grad is not None and grad is mark[0]() for grad, mark in pairs)
-        if kept and self._throws_away.get(optimizer):
+        if kept and (self._throws_away.get(optimizer) or optimizer in self._left_out):
             logger.warning(
                 "%s: an update used gradients of the previous update, while earlier updates always used new ones. "
                 "The checkpoint between the two lacks them: a resume from it gives other losses. Later "
@@ -76,7 +76,7 @@ class GradientTracker:
         if optimizer not in self._throws_away or optimizer in self._sparse or is_capture_expected():
             gradients = [parameter.grad for parameter in _trained_by(optimizer)]
             self._marks[optimizer] = [_mark(gradient) for gradient in gradients]
-            if any(gradient is not None and gradient.layout is not torch.strided for gradient in gradients):
+            if any(map(_is_sparse, gradients)):
                 self._sparse.add(optimizer)
 
     def pending(self, parameters: Parameters) -> Parameters:
@@ -93,9 +93,12 @@ class GradientTracker:
     def _used(self) -> Iterator[int]:
         for optimizer, marks in self._marks.items():
             parameters = list(_trained_by(optimizer))
-            if self._throws_away.get(optimizer) and len(parameters) == len(marks):
+            if self._throws_away.get(optimizer, True) and len(parameters) == len(marks):
+                is_known = optimizer in self._throws_away
                 for parameter, mark in zip(parameters, marks, strict=True):
-                    if mark is not None and _is_as_marked(parameter.grad, mark):
+                    # before it is known, dense ones are stored, and sparse ones cannot be
+                    may_discard = is_known or _is_sparse(parameter.grad)
+                    if may_discard and mark is not None and _is_as_marked(parameter.grad, mark):
                         self._left_out.add(optimizer)
                         yield id(parameter)
 
@@ -149,6 +152,10 @@ def _trained_by(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 def _mark(gradient: torch.Tensor | None) -> _Mark | None:
     return None if gradient is None else (weakref.ref(gradient), version_of(gradient))
+
+
+def _is_sparse(gradient: torch.Tensor | None) -> bool:
+    return gradient is not None and gradient.layout is not torch.strided
 
 
 def _is_as_marked(gradient: torch.Tensor | None, mark: _Mark) -> bool:

@@ -275,6 +275,101 @@ def test_a_loop_that_keeps_a_batch_for_the_next_iteration_is_named(tmp_path, cap
     assert text not in caplog.text
 
 
+def prefetching_by_hand(job):
+    job.session.resume()
+    for _ in range(job.a.epoch, EPOCHS):
+        batches = iter(job.a)
+        ahead = next(batches, None)
+        while ahead is not None:
+            batch, ahead = ahead, next(batches, None)
+            job.iterate(batch)
+
+
+def listing_by_hand(job):
+    job.session.resume()
+    for _ in range(job.a.epoch, EPOCHS):
+        for batch in [*job.a]:
+            job.iterate(batch)
+
+
+def chunks_by_hand(job):
+    job.session.resume()
+    for _ in range(job.a.epoch, EPOCHS):
+        batches = iter(job.a)
+        while chunk := [*itertools.islice(batches, 2)]:
+            job.iterate(chunk[-1])
+
+
+AHEAD = "drew one batch more before its first session.step than in each iteration after it"
+LISTED = "batches before its first session.step and none in the iterations after it"
+
+
+@pytest.mark.parametrize("dies_after", [1, 2, 6])
+@pytest.mark.parametrize(
+    ("loop", "text"), [(prefetching_by_hand, AHEAD), (listing_by_hand, LISTED), (chunks_by_hand, None)]
+)
+def test_a_loop_of_the_script_that_keeps_batches_is_named(loop, text, dies_after, tmp_path, caplog):
+    run(loop, tmp_path, two_loaders, dies_after=dies_after)
+    assert "after the resume, the loop drew" not in caplog.text
+    run(loop, tmp_path, two_loaders)
+    assert caplog.text.count("after the resume, the loop drew") == (text is not None)
+    assert text is None or text in caplog.text
+
+
+def cycling_by_hand(job):
+    job.session.resume()
+    batches = itertools.cycle(job.a)
+    while job.session.iteration < 12:
+        job.iterate(next(batches))
+
+
+def one_after_the_other(job):
+    job.session.resume()
+    for each in (job.a, job.b):
+        for _ in range(each.epoch, 2):
+            for batch in each:
+                job.iterate(batch)
+
+
+def by_hand_and_then_by_batches(job):
+    job.session.resume()
+    for _ in range(job.a.epoch, 1):
+        for batch in job.a:
+            job.iterate(batch)
+    for batch in job.session.batches(loader(3), epochs=2):
+        job.iterate(batch)
+
+
+@pytest.mark.parametrize(
+    ("loop", "count"), [(cycling_by_hand, 1), (one_after_the_other, 0), (by_hand_and_then_by_batches, 0)]
+)
+def test_a_loop_that_repeats_batches_that_it_keeps_is_named(loop, count, tmp_path, caplog):
+    run(loop, tmp_path, two_loaders)
+    assert caplog.text.count("If the loop repeats batches that it keeps") == count
+
+
+def by_a_loader_of_torch(job):
+    job.session.resume()
+    for batch in loader(1, torch.utils.data.DataLoader):
+        job.iterate(batch)
+
+
+def by_numbers_and_evaluating(job):
+    job.session.resume()
+    for _ in range(4):
+        job.iterate(next(iter(job.session.batches([[torch.arange(4)] * 4], epochs=None))))
+        with torch.no_grad():
+            list(loader(1, torch.utils.data.DataLoader))
+
+
+@pytest.mark.parametrize(("loop", "count"), [(by_a_loader_of_torch, 1), (by_numbers_and_evaluating, 0)])
+def test_a_loader_of_torch_whose_position_is_in_no_checkpoint_is_named(loop, count, tmp_path, caplog):
+    own = torch.utils.data.dataloader._BaseDataLoaderIter.__next__
+    run(loop, tmp_path)
+    assert caplog.text.count("the script draws from a DataLoader of torch") == count
+    assert torch.utils.data.dataloader._BaseDataLoaderIter.__next__ is own
+
+
 def test_a_source_that_is_not_the_same_when_read_again_is_named(tmp_path, caplog):
     def unstable(job):
         for batch in job.session.batches(value for value in SelfIteratorFrom(job.dies_after or 50)):

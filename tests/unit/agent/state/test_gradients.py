@@ -192,3 +192,20 @@ def test_used_sparse_gradients_are_not_warned_of_where_no_checkpoint_is_expected
     model(torch.tensor([1])).sum().backward()
     registry.capture({})
     assert "model.grad.0.weight is sparse" in caplog.text
+
+
+@pytest.mark.parametrize("is_reused", [False, True])
+def test_used_sparse_gradients_of_the_first_update_are_not_warned_of_unless_they_are_reused(is_reused, caplog):
+    model = torch.nn.Sequential(torch.nn.Embedding(4, 2, sparse=True), torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    registry = Registry({"model": model, "optimizer": optimizer})
+    for iteration in range(3):
+        if not is_reused:
+            optimizer.zero_grad()
+        model(torch.tensor([iteration])).sum().backward()
+        registry.gradients.before_update(optimizer)
+        optimizer.step()
+        registry.gradients.after_update(optimizer, lambda: True)
+        registry.capture({})
+    assert ("model.grad.0.weight is sparse" in caplog.text) is is_reused
+    assert caplog.text.count("The checkpoint between the two lacks them") == is_reused

@@ -1,0 +1,123 @@
+"""What a loop draws in its iterations: batches that it keeps, and loaders whose position no checkpoint holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+import torch
+
+from holdfast.data.loader import DataLoader
+from holdfast.torch_internals import after_each_batch
+
+COMPARED_ITERATIONS = (4, 6)
+"""Numbers of first iterations after which their batches are compared: 4 may include the end of an epoch."""
+REPEATED_ITERATIONS = 4
+"""So many iterations without a batch of a loader that has ended show that the loop does not draw from it."""
+_BATCHES = 0
+"""Stands for `session.batches` among the identities of loaders."""
+
+
+class DrawnBatches:
+    """Compares what iterations draw. Each finding is reported once."""
+
+    def __init__(self) -> None:
+        self._counts: list[int] = []
+        """Batches in each of the first iterations after a resume."""
+        self._ended: dict[int, tuple[frozenset[int], int]] = {}
+        """Of loaders, by identity: which loaders gave batches when it gave its last one, and iterations since."""
+        self._unsaved, self._with_unsaved = 0, 0
+        """Batches of torch's loaders in this iteration, and iterations in a row that drew nothing else."""
+        self._unwatch = after_each_batch(self._note_batch)
+
+    def close(self) -> None:
+        self._unwatch()
+
+    def iteration_ended(
+        self, loaders: Collection[DataLoader], batches: int, *, is_resumed: bool, knows_loaders: bool
+    ) -> list[str]:
+        """Describe what the iteration that ends shows.
+
+        Args:
+            loaders: those given to the session.
+            batches: number of batches of `session.batches`.
+            is_resumed: a checkpoint was restored before.
+            knows_loaders: the session saves the position of any loader.
+        """
+        drawn = {id(loader): loader.drawn_count() for loader in loaders}
+        kept = self._kept(batches + sum(drawn.values())) if is_resumed else None
+        giving = frozenset(loader for loader, count in drawn.items() if count) | ({_BATCHES} if batches else set())
+        repeated = [self._repeated(loader, giving) for loader in loaders]
+        described = [kept, self._unsaved_loader(knows_loaders), *repeated]
+        return [each for each in described if each is not None]
+
+    def _kept(self, batches: int) -> str | None:
+        """Notice a loop that draws, after a resume, batches that the attempt before has drawn as well."""
+        counts = self._counts
+        if len(counts) == COMPARED_ITERATIONS[-1]:
+            return None
+        counts.append(batches)
+        if len(counts) not in COMPARED_ITERATIONS:
+            return None
+        first, *later = counts
+        usual, _ = Counter(later).most_common(1)[0]
+        if usual == 0 and first > 1 and not any(later):
+            more = f"{first} batches before its first session.step and none in the iterations after it"
+        elif 0 < usual == first - 1 and _is_steady(later, usual):
+            more = "one batch more before its first session.step than in each iteration after it"
+        else:
+            return None
+        counts += [0] * (COMPARED_ITERATIONS[-1] - len(counts))
+        return (
+            f"after the resume, the loop drew {more}. If it keeps a batch for the next iteration, the one that "
+            "was kept at the checkpoint is lost: keep it in holdfast.Variables, and draw the first only where "
+            "there is none"
+        )
+
+    def _repeated(self, loader: DataLoader, giving: frozenset[int]) -> str | None:
+        """Notice a loop that goes on without a loader that it drew from in its iterations, as `cycle` does."""
+        key = id(loader)
+        if key in giving:
+            self._ended[key] = giving, 0
+            return None
+        along, count = self._ended.get(key, (frozenset(), 0))
+        if not loader.is_between_epochs or not giving <= along:
+            self._ended.pop(key, None)
+        elif key in self._ended:
+            self._ended[key] = along, count + 1
+            if count + 1 == REPEATED_ITERATIONS:
+                return (
+                    f"{REPEATED_ITERATIONS} iterations after the end of an epoch of the loader over "
+                    f"{type(loader.dataset).__name__}, none has drawn from it again. If the loop repeats batches "
+                    "that it keeps, as itertools.cycle does, it repeats other ones after a resume: begin each "
+                    "epoch with a new loop over the loader, or use session.batches(loader, epochs=None)"
+                )
+        return None
+
+    def _note_batch(self) -> None:
+        self._unsaved += torch.is_grad_enabled()
+
+    def _unsaved_loader(self, knows_loaders: bool) -> str | None:
+        """Notice a loop that draws its batches from a loader of torch, in two iterations in a row."""
+        if knows_loaders:
+            self._unwatch()
+        self._with_unsaved = self._with_unsaved + 1 if self._unsaved and not knows_loaders else 0
+        self._unsaved = 0
+        if self._with_unsaved != 2:
+            return None
+        self._unwatch()
+        return (
+            "the script draws from a DataLoader of torch, and no checkpoint holds its position: after a resume it "
+            "begins an epoch anew. Draw from session.batches(loader), or use holdfast.DataLoader, which takes the "
+            "same arguments, and give it to the session"
+        )
+
+
+def _is_steady(counts: list[int], usual: int) -> bool:
+    """Whether all draw equally many, except that the last of an epoch draws one fewer and the next one more."""
+    while usual - 1 in counts[:-1]:
+        place = counts.index(usual - 1)
+        if counts[place + 1] != usual + 1:
+            return False
+        counts = [*counts[:place], *counts[place + 2 :]]
+    return all(count == usual for count in counts[:-1]) and counts[-1:] in ([], [usual], [usual - 1])
