@@ -31,6 +31,7 @@ from holdfast.pacing.settings import (
 )
 from holdfast.protocol.wire import MAX_LABELS
 from holdfast.retention import Retention, parse_retention
+from holdfast.telemetry.loss_watch import OnTrouble, parse_on_trouble
 from holdfast.units import FixedInterval
 
 DEFAULT_STORE = "checkpoints"
@@ -267,6 +268,14 @@ class Config:
         "one that cannot is started again for it",
         partial(_parse_flag, "restorable_in_place"),
         shown="as the loop looks",
+    )
+    on_trouble: OnTrouble = setting(
+        OnTrouble(),
+        "what the job does when its loss is not finite, or has risen and stays up: `restore` the "
+        "[last good checkpoint](operating.md#restore-without-an-operator) without the data of that time, at most "
+        "twice in 1,000 iterations, or `restore 3 in 2000`; `observe` says what it would do",
+        parse_on_trouble,
+        shown="`off`",
     )
     grace: float = setting(
         DEFAULT_GRACE_SECONDS,

@@ -29,6 +29,7 @@ from holdfast.engine.lifecycle import Life, Lifecycle, ending_of
 from holdfast.engine.operator import Operator
 from holdfast.engine.startup import Startup
 from holdfast.engine.training import Training
+from holdfast.engine.trouble_rule import TroubleRule
 from holdfast.errors import RestoreFailed
 from holdfast.pacing import Controller, parse_every
 from holdfast.protocol import ids
@@ -107,6 +108,8 @@ class Session:
             0 leaves SIGTERM alone. Default: HOLDFAST_GRACE, else 30.
         restorable_in_place: whether a restore may happen while the loop runs. A loop that is not is restarted to
             carry out a restore. Default: HOLDFAST_RESTORABLE_IN_PLACE, else detected.
+        on_trouble: "restore" the last good checkpoint without the data of that time when the loss is wrong, or
+            "observe". Default: HOLDFAST_ON_TROUBLE, else "off".
         state: further objects to checkpoint, under any names: {"policy": policy_net}, whose keyword is a setting.
         keep_settings: what `keep` is called with, for adapters, which resume on their own: {"optimizer": "lr"}, or
             {"ema": None} for the object itself.
@@ -153,6 +156,7 @@ class Session:
         labels: Mapping[str, str] | None = None,
         grace: float | None = None,
         restorable_in_place: bool | None = None,
+        on_trouble: str | None = None,
         state: Mapping[str, Any] | None = None,
         keep_settings: Mapping[str, str | Iterable[str] | None] | None = None,
         **objects: Any,
@@ -187,7 +191,7 @@ class Session:
         self._reporter = Reporter(
             self.job, self._position, quiet=not self._ranks.leads, owner=options.owner, labels=options.labels
         )
-        self._meter = IterationMetrics(self._controller, self._reporter)
+        self._meter = IterationMetrics(self._controller, self._reporter, watches=options.on_trouble.is_on)
         compression = optional_parts.compression(options, self._ranks, self._controller, self._reporter)
         self._saver = self._build_saver(store, options, compression)
         self._drain = optional_parts.drain_queue(store, options, self._ranks, self._saver, self._reporter)
@@ -216,6 +220,7 @@ class Session:
                 reporter=self._reporter, ranks=self._ranks, operator=self._operator, requests=self._requests,
                 startup=startup, meter=self._meter, preemption=self._preemption, lifecycle=self._lifecycle,
                 compression=compression, progress=self._progress, server=options.server,
+                trouble=TroubleRule(options.on_trouble, self._meter.losses, self._saver, self._reporter, self._ranks),
             )  # fmt: skip
             startup.open()
             self._boundary.attach()
@@ -481,15 +486,13 @@ class Session:
         With several ranks, only the call on rank 0 counts, and usually takes effect an iteration later.
 
         Args:
-            iteration: the iteration to go back to, which goes on being counted from there.
             skip_batches: batches of the loader in `session.batches` to leave out after it, on each rank.
-            skip_to: or: leave out the batches of all iterations up to this one.
-            loader: number of the loader to leave them out of, from 0 in the order of first use, if there are
-                several.
+            skip_to: or leave out those of all iterations up to this one.
+            loader: number of that loader, from 0 in the order of first use, if there are several.
 
         Raises:
             NoSuchCheckpoint: that iteration has no checkpoint; the error names the nearest earlier one.
-            ValueError: both ways to leave out data are given, or a negative number.
+            ValueError: what is to be left out makes no sense.
         """
         skip = skip_of(skip_batches, skip_to, iteration, loader)
         if not self._ranks.leads:

@@ -140,6 +140,7 @@ class Protector(enum.Enum):
     RESTORE = "a restore under way"
     VERIFICATION = "a verification under way"
     DRAIN = "a copy under way"
+    TROUBLE = "the rule that restores it when the loss is wrong"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,6 +87,13 @@ class Ranks:
         """Return whether any rank has requested an exit; polled by rank 0."""
         return False
 
+    def report_trouble(self, lineage: int, iteration: int) -> None:
+        """Notify rank 0 that the loss of this rank is wrong from `iteration` of a lineage on."""
+
+    def reported_trouble(self, lineage: int) -> int | None:
+        """Return the iteration that a rank has reported for a lineage; polled by rank 0."""
+        return None
+
     def close(self) -> None: ...
 
 
@@ -233,6 +240,17 @@ class SideGroup(Ranks):
             return bool(default_store().check([self._exit_key]))
         except RuntimeError:
             return False
+
+    def report_trouble(self, lineage: int, iteration: int) -> None:
+        with contextlib.suppress(RuntimeError):  # store lost: the job ends
+            default_store().set(f"{self._exit_key}/trouble/{lineage}", str(iteration))
+
+    def reported_trouble(self, lineage: int) -> int | None:
+        key = f"{self._exit_key}/trouble/{lineage}"
+        try:
+            return int(default_store().get(key)) if default_store().check([key]) else None
+        except RuntimeError:
+            return None
 
     def close(self) -> None:
         """Close the group: waits of this rank, and of others for this rank, fail at once."""

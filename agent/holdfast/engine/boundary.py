@@ -23,6 +23,7 @@ from holdfast.engine.lifecycle import Life, Lifecycle
 from holdfast.engine.operator import MAX_WITHHELD_SECONDS, Operator
 from holdfast.engine.startup import Start, Startup, publish_attempt
 from holdfast.engine.training import Training
+from holdfast.engine.trouble_rule import TroubleRule
 from holdfast.engine.unsaved_work import UNCOUNTED_UPDATES, UnsavedWork
 from holdfast.errors import RestoreFailed
 from holdfast.pacing import FIRST_SECONDS, Controller
@@ -62,12 +63,13 @@ class Boundary:
         lifecycle: Lifecycle,
         compression: Compression | None,
         progress: ProgressFile | None,
+        trouble: TroubleRule,
         server: str | None,
     ) -> None:
         self._training, self._controller, self._saver, self._history = training, controller, saver, saver.history
         self._reporter, self._ranks, self._operator, self._requests = reporter, ranks, operator, requests
         self._meter, self._preemption = meter, preemption
-        self._lifecycle = lifecycle
+        self._lifecycle, self._trouble = lifecycle, trouble
         self._position = reporter.position
         self._compression, self._progress, self._server = compression, progress, server
         self._startup: Startup | None = startup
@@ -200,6 +202,7 @@ class Boundary:
         if self._preemption.is_requested and self._lifecycle.state in (Life.DETACHED, Life.REPLACED):
             self._lifecycle.enter(Life.PREEMPTED)  # there is no decision to wait for
         self._meter.end_iteration(metrics)
+        self._trouble.report()
         if self._reporter.has_server:
             self._operator.follow()
             if self._requests.probe:
@@ -233,6 +236,7 @@ class Boundary:
         if decision.restore is not None:
             self._requests.restore = None
             self._operator.accept(decision.restore.order)
+            self._trouble.accept()
         elif decision.checkpoint is not None and not decision.end:
             if situation.withheld and not (situation.requested or situation.retry):
                 self._operator.report_withheld()
@@ -257,7 +261,7 @@ class Boundary:
             restore=self._restore_target(),
             requested=self._requests.checkpoint,
             retry=self._requests.retry,
-            due=self._is_due(iteration),
+            due=not self._trouble.withholds and self._is_due(iteration),
             withheld=time.monotonic() - self._taken_at >= MAX_WITHHELD_SECONDS and self._operator.withholds,
             memory_ready=not (saver.unprepared and is_early),
             has_room=(snapshots.free if iteration == self._position.iteration else snapshots.has_room)
@@ -272,7 +276,9 @@ class Boundary:
         if self._requests.restore is not None:
             return self._requests.restore
         order = self._operator.restore() if self._reporter.has_server else None
-        return RestoreTarget(order.checkpoint, order.id, order.degraded, order.skip) if order is not None else None
+        if order is not None:
+            return RestoreTarget(order.checkpoint, order.id, order.degraded, order.skip)
+        return self._trouble.target()
 
     def _is_due(self, iteration: int) -> bool:
         if not self._is_interval_over(iteration):
@@ -348,6 +354,7 @@ class Boundary:
             publish_attempt(self._history, self._server)
         self._coordinator.begin(self._position.iteration)
         if self._training.restore_count != restores:
+            self._trouble.restarted(self._position.iteration)
             self.restore_callbacks.run()
         self._meter.clock.restart()
 

@@ -45,6 +45,8 @@ class RestoreTarget(msgspec.Struct, frozen=True):
     """As for `restore.load`."""
     skip: DataSkip | None = None
     """Data to leave out."""
+    trouble: int | None = None
+    """First iteration with a wrong loss, where the rule `on_trouble` requests the restore."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

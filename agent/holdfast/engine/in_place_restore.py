@@ -18,7 +18,7 @@ from holdfast.engine.training import Training
 from holdfast.errors import HoldfastError, RestoreFailed
 from holdfast.format.manifest import Manifest
 from holdfast.protocol.ids import parse_checkpoint_id
-from holdfast.protocol.wire import RestoreMode, RestoreOrder
+from holdfast.protocol.wire import LeftOutData, RestoreMode, RestoreOrder
 from holdfast.save.history import History
 from holdfast.save.saver import Saver
 from holdfast.store import Lineage
@@ -139,11 +139,12 @@ class InPlaceRestore:
     ) -> tuple[LoadedCheckpoint, bool]:
         """Load, record the new lineage, apply; return whether it was applied, not reverted."""
         loaded = self._ranks.run_on_all(lambda: self._load(target, room, degraded=wanted.degraded))
-        left_out = self._ranks.run_on_all(lambda: self._training.left_out(loaded, wanted.skip))
+        left_out = self._left_out(loaded, wanted)
         inexact, before = self._training.inexact(loaded), self._history.lineage
         self._history.begin_lineage(
-            loaded.manifest.iteration, target.id, wanted.order, left=safety, inexact=inexact, left_out=left_out
-        )
+            loaded.manifest.iteration, target.id, wanted.order, left=safety, inexact=inexact, left_out=left_out,
+            trouble=wanted.trouble,
+        )  # fmt: skip
         self.half_applied = True  # also where Ctrl-C interrupts it
         restored = self._apply_or_return(loaded, safety, wanted.order, before=before)
         if loaded.repaired or loaded.lost:  # in memory: its files are still damaged
@@ -152,10 +153,15 @@ class InPlaceRestore:
         self.half_applied = False
         return loaded, restored
 
+    def _left_out(self, loaded: LoadedCheckpoint, wanted: RestoreTarget) -> tuple[LeftOutData, ...]:
+        """Return the data that the new lineage leaves out, if all ranks can."""
+        current = self._history.lineage.left_out
+        return self._ranks.run_on_all(lambda: self._training.left_out(loaded, wanted.skip, current))
+
     def _at_next_start(self, target: CheckpointToRestore, wanted: RestoreTarget, reason: str) -> bool:
         """Under a supervisor, save the current state and end; without one, leave the order for the next start."""
         order = wanted.order
-        if order is None:
+        if order is None or wanted.trouble is not None:
             raise HoldfastError(f"{reason}; {ORDER_ADVICE}")
         if not self._ranks.decide(supervisor_channel.is_supervised, bool):
             message = f"the requested restore of {target.id} waits for the next start: {reason}; {RESTART_ADVICE}"
@@ -164,7 +170,7 @@ class InPlaceRestore:
         safety = self._save_current_state(target)
         with self._saver.snapshots.borrowed_memory() as room:
             loaded = self._ranks.run_on_all(lambda: self._load(target, room, degraded=wanted.degraded))
-            self._ranks.run_on_all(lambda: self._training.left_out(loaded, wanted.skip))
+            self._left_out(loaded, wanted)
         noted = RestoreOrder(
             id=order, checkpoint=target.id, fence=self._history.attempt, degraded=wanted.degraded, skip=wanted.skip
         )

@@ -16,18 +16,29 @@ Position = dict[str, Any]
 """State of a cursor."""
 
 
-def of_skip(skip: DataSkip, iteration: int, session: Mapping[str, Any], cursors: Sequence[Cursor]) -> LeftOutData:
+def of_skip(
+    skip: DataSkip,
+    iteration: int,
+    session: Mapping[str, Any],
+    cursors: Sequence[Cursor],
+    since: Sequence[LeftOutData],
+) -> LeftOutData:
     """Return the data that a restore to `iteration` leaves out.
 
     Args:
         session: the session's state in the checkpoint, decoded.
         cursors: those of the loaders that the script uses already.
+        since: what was left out after that iteration on the way to the current state.
 
     Raises:
         IncompatibleCheckpoint: the data cannot be left out exactly.
     """
     try:
         number, batches = _resolved(skip, iteration, session)
+        if skip.to_iteration is not None:  # which is one of the current state: data before it stays left out
+            batches += sum(
+                each.batches for each in since if each.loader == number and each.iteration < skip.to_iteration
+            )
         position = session["loaders"][number]
         require_leaving_out(position)
         if number < len(cursors):

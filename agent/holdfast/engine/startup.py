@@ -1,4 +1,7 @@
-"""Startup of an attempt: chooses the checkpoint and lineage, loads, and reports the start."""
+"""Startup of an attempt: chooses the checkpoint and lineage, loads, and reports the start.
+
+One module, since each way to choose ends in the same steps.
+"""
 
 from __future__ import annotations
 
@@ -315,7 +318,7 @@ class Startup:
         try:
             left = self._ask_store(self._head, str | None)
             loaded = self._load(order.checkpoint, degraded=order.degraded)
-            left_out = self._ranks.run_on_all(functools.partial(self._training.left_out, loaded, order.skip))
+            left_out = self._left_out(loaded, order.skip)
             self._reporter.order(order.id, "restoring")
             self._put_in_place(loaded, left_out)
         except RanksLost:
@@ -333,10 +336,19 @@ class Startup:
         chain = restore.candidates(self._history.store, self._history.job)
         return next((checkpoint for checkpoint, continues in chain if continues), None)
 
+    def _left_out(self, loaded: LoadedCheckpoint, skip: wire.DataSkip | None) -> tuple[wire.LeftOutData, ...]:
+        """Return the data that the new lineage leaves out, if all ranks can."""
+        lineages = self._ask_store(self._lineages, list[Lineage])
+        current = lineages[-1].left_out if lineages else ()
+        return self._ranks.run_on_all(lambda: self._training.left_out(loaded, skip, current))
+
+    def _lineages(self) -> list[Lineage]:
+        return self._history.store.records(self._history.job, Lineage)
+
     def _newest(self) -> Start:
         store, job = self._history.store, self._history.job
         candidates = self._ask_store(lambda: list(restore.candidates(store, job)), list[tuple[str, bool]])
-        lineages = self._ask_store(lambda: store.records(job, Lineage), list[Lineage])
+        lineages = self._ask_store(self._lineages, list[Lineage])
         newest = lineages[-1] if lineages else None
         if (start := self._from_memory(candidates, newest)) is not None:
             return start

@@ -421,8 +421,13 @@ class Training:
             known=known,
         )
 
-    def left_out(self, loaded: LoadedCheckpoint, skip: DataSkip | None) -> tuple[LeftOutData, ...]:
+    def left_out(
+        self, loaded: LoadedCheckpoint, skip: DataSkip | None, current: tuple[LeftOutData, ...]
+    ) -> tuple[LeftOutData, ...]:
         """Return the data that was left out before a checkpoint, and what `skip` leaves out after it.
+
+        Args:
+            current: what was left out on the way to the current state, whose iterations `skip` may name.
 
         Raises:
             IncompatibleCheckpoint: the data cannot be left out exactly; nothing has changed.
@@ -432,7 +437,8 @@ class Training:
             return before
         session = decode(loaded.state["session"], loaded.tensors, copy=True)
         cursors = [cursor for _, cursor in self._loaders]
-        return (*before, left_out_data.of_skip(skip, loaded.manifest.iteration, session, cursors))
+        since = current[len(before) :] if current[: len(before)] == before else ()
+        return (*before, left_out_data.of_skip(skip, loaded.manifest.iteration, session, cursors, since))
 
     def inexact(self, loaded: LoadedCheckpoint | None) -> str | None:
         """Return the checkpoint whose degraded restore makes the state of any rank inexact, or None."""

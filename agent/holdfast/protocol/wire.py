@@ -191,6 +191,8 @@ class LineageStarted(TrainingEvent, kw_only=True, tag="lineage_started"):
     """Id of the checkpoint whose degraded restore its state descends from; `None` if its state is exact."""
     left_out: tuple[LeftOutData, ...] = ()
     """Data that was left out on the way to its state, oldest first."""
+    trouble: Iteration | None = None
+    """First iteration with a wrong loss, where the job's rule `on_trouble` restored; `None` otherwise."""
 
 
 class RankCheckpointTimes(msgspec.Struct, kw_only=True, frozen=True):

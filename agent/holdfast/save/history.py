@@ -143,13 +143,15 @@ class History:
         left: str | None = None,
         inexact: str | None = None,
         left_out: tuple[LeftOutData, ...] = (),
+        trouble: int | None = None,
     ) -> None:
         """Record a new lineage durably, then switch to it. OSError or Fenced when the store refuses."""
 
         def noted() -> Lineage:
             lineage = self._new_lineage(
-                self.attempt, iteration, parent, order, left=left, inexact=inexact, left_out=left_out
-            )
+                self.attempt, iteration, parent, order, left=left, inexact=inexact, left_out=left_out,
+                trouble=trouble,
+            )  # fmt: skip
             if self.attempt:
                 self.store.append(self.job, lineage)
             self._unrecorded_order = None if self.attempt else order
@@ -188,6 +190,7 @@ class History:
         left: str | None = None,
         inexact: str | None = None,
         left_out: tuple[LeftOutData, ...] = (),
+        trouble: int | None = None,
     ) -> Lineage:
         known = [lineage.number for lineage in self.store.records(self.job, Lineage)]
         known += [parse_checkpoint_id(checkpoint)[1] for checkpoint in self.store.checkpoints(self.job)]
@@ -202,6 +205,7 @@ class History:
             left=left,
             inexact=inexact,
             left_out=left_out,
+            trouble=trouble,
         )
 
     # The checkpoints

@@ -78,6 +78,8 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     left_out: tuple[LeftOutData, ...] = ()
     """Data that was left out on the way to its state, oldest first; a start that loads an earlier checkpoint
     leaves out what that one does not name."""
+    trouble: int | None = None
+    """The first iteration with a wrong loss, where the rule `on_trouble` began it."""
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):

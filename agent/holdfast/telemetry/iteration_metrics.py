@@ -13,6 +13,7 @@ from holdfast.protocol import wire
 from holdfast.retention import LoggedMetric
 from holdfast.server_link.connection import ServerConnection
 from holdfast.telemetry.iteration_clock import Iteration, IterationClock, MetricReader
+from holdfast.telemetry.loss_watch import LossWatch
 from holdfast.telemetry.reporter import Reporter
 
 logger = logging.getLogger("holdfast")
@@ -33,7 +34,9 @@ REPORTS_PER_SECOND = 10
 class IterationMetrics:
     """Measures iterations, and their share of checkpoint cost. For the training thread only."""
 
-    def __init__(self, controller: Controller, reporter: Reporter) -> None:
+    def __init__(self, controller: Controller, reporter: Reporter, *, watches: bool = False) -> None:
+        self.losses, self._watches = LossWatch(), watches
+        """The watch over the losses, if they are watched."""
         self.clock = IterationClock()
         self._controller, self._reporter = controller, reporter
         self._metrics = MetricReader()
@@ -111,7 +114,11 @@ class IterationMetrics:
         """Send the iterations whose metrics have arrived from the device; with `wait`, all of them."""
         for measured, metrics in self._metrics.ready(wait=wait):
             self._reporter.sample(measured, metrics)
-            if self._controller.follows_losses and (loss := metrics.get(LOSS)) is not None:
+            if (loss := metrics.get(LOSS)) is None:
+                continue
+            if self._watches and measured.lineage == self._reporter.position.lineage:
+                self.losses.add(measured.iteration, loss)
+            if self._controller.follows_losses:
                 self._controller.job_history.lost(measured.iteration, loss)
 
     def newest_metrics(self) -> Callable[[], dict[str, LoggedMetric]]:

@@ -139,6 +139,7 @@ class Reporter:
                 origin=lineage.origin,
                 inexact=lineage.inexact,
                 left_out=lineage.left_out,
+                trouble=lineage.trouble,
             )
         )
 

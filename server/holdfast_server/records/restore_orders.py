@@ -39,6 +39,8 @@ EXPIRES_SECONDS = 7 * 86400.0
 LEAST_EXPIRES_SECONDS, MOST_EXPIRES_SECONDS = 1.0, 30 * 86400.0
 OUT_OF_REACH = "the running attempt has a lower number than the attempts that the order is for"
 EVERY_SECONDS = 5.0
+POLICY = "policy"
+"""Actor of the restores that a job's rule `on_trouble` carries out."""
 
 
 _orders = models.RestoreOrderRecord
@@ -215,6 +217,8 @@ def record_lineage(
 ) -> None:
     """Apply a report of a lineage, which an order may have begun."""
     row = session.get(models.RestoreOrderRecord, event.order) if event.order is not None else None
+    if row is None and event.order is not None and event.trouble is not None and event.parent is not None:
+        _record_of_policy(session, job, event, attempt=attempt)
     if row is None or row.job != job.name:
         return
     failed_at = None
@@ -228,6 +232,24 @@ def record_lineage(
         details["safety_checkpoint"] = event.left
     cause = LineageBegan(attempt, event.at, failed_at)
     _move(session, job, row, cause, at=event.at, who=_agent(attempt), now=now, **details)
+
+
+def _record_of_policy(
+    session: Session, job: models.JobRecord, event: wire.LineageStarted, *, attempt: int
+) -> None:
+    """Record a restore that the job's rule `on_trouble` has carried out, without a request."""
+    row = models.RestoreOrderRecord(
+        id=event.order, job=job.name, key=event.order, checkpoint=event.parent, iteration=event.iteration,
+        state="restored", created_at=event.at, who=POLICY, fence=attempt, expires_at=None,
+        taken_by_attempt=attempt, from_iteration=job.iteration, from_lineage=job.lineage,
+        new_lineage=event.lineage, safety_checkpoint=event.left,
+        reason=f"the loss was wrong from iteration {event.trouble:,} on",
+    )  # fmt: skip
+    session.add(row)
+    session.flush()
+    session.add(
+        models.OrderTransitionRecord(order_id=row.id, state="restored", at=event.at, who=POLICY, reason=row.reason)
+    )
 
 
 def end_stale(session: Session, job: models.JobRecord, *, attempt: int, now: float) -> None:

@@ -1,0 +1,129 @@
+"""The rule `on_trouble`: when the loss is wrong, restore the last good checkpoint without that data."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+
+from holdfast.checkpoint import restore
+from holdfast.checkpoint.retention_queue import Protector
+from holdfast.distributed.ranks import Ranks
+from holdfast.engine.coordination import AGREE_EVERY_SECONDS, RestoreTarget
+from holdfast.protocol.ids import parse_checkpoint_id
+from holdfast.protocol.wire import DataSkip
+from holdfast.save.saver import Saver
+from holdfast.store import Lineage
+from holdfast.telemetry.loss_watch import LossWatch, OnTrouble
+from holdfast.telemetry.reporter import Reporter
+
+logger = logging.getLogger("holdfast")
+
+AFTER_TROUBLE = 5
+"""Iterations after the first wrong loss whose data is left out as well."""
+
+
+class TroubleRule:
+    """Decides on restores without an operator and without a server. For the training thread.
+
+    Every rank watches its own losses. Rank 0 learns of the others' through the store of torch.distributed, which
+    it asks as it asks for requested exits, and decides; all ranks then act at the same boundary.
+    """
+
+    def __init__(self, rule: OnTrouble, watch: LossWatch, saver: Saver, reporter: Reporter, ranks: Ranks) -> None:
+        self._rule, self._watch, self._ranks = rule, watch, ranks
+        self._history, self._retention, self._reporter = saver.history, saver.retention, reporter
+        self._lineage = 0
+        """Lineage whose trouble was reported or decided on."""
+        self._target: RestoreTarget | None = None
+        self._asked_at = 0.0
+
+    def report(self) -> None:
+        """Report trouble of this rank to rank 0."""
+        lineage = self._history.lineage.number
+        if self._ranks.leads or self._watch.trouble is None or self._lineage == lineage:
+            return
+        self._lineage = lineage
+        self._ranks.report_trouble(lineage, self._watch.trouble)
+
+    @property
+    def withholds(self) -> bool:
+        """Whether no scheduled checkpoint is to be taken: the state may be a wrong one."""
+        return self._rule.mode == "restore" and self._watch.is_suspicious and self._is_open
+
+    @property
+    def _is_open(self) -> bool:
+        return self._lineage != self._history.lineage.number or self._target is not None
+
+    def target(self) -> RestoreTarget | None:
+        """Return the restore that is due, on rank 0, until `accept` or `restarted`."""
+        if not self._rule.is_on or self._target is not None or not self._is_open:
+            return self._target
+        trouble = self._first_trouble()
+        if trouble is not None:
+            self._lineage = self._history.lineage.number
+            self._decide(trouble)
+        return self._target
+
+    def accept(self) -> None:
+        """Record that the restore is carried out: whether it succeeds or not, this lineage gets no other."""
+        self._target = None
+
+    def restarted(self, iteration: int) -> None:
+        """Go on after a restore, whoever asked for it."""
+        self._watch.restart(iteration)
+        self._target, self._lineage = None, 0
+        self._retention.protect(Protector.TROUBLE, None)
+
+    def _first_trouble(self) -> int | None:
+        """Return the first iteration of trouble on any rank."""
+        own, now = self._watch.trouble, time.monotonic()
+        if own is not None or now < self._asked_at + AGREE_EVERY_SECONDS:
+            return own
+        self._asked_at = now
+        return self._ranks.reported_trouble(self._history.lineage.number)
+
+    def _decide(self, trouble: int) -> None:
+        history = self._history
+        try:
+            earlier = [
+                each
+                for each in history.store.records(history.job, Lineage)
+                if each.trouble is not None and each.trouble > trouble - self._rule.within
+            ]
+            good = self._good(trouble, {each.parent for each in earlier})
+        except OSError as error:
+            self._give_up(trouble, f"the store cannot be read: {error}")
+            return
+        if len(earlier) >= self._rule.most:
+            times = f"{len(earlier)} restores in {self._rule.within:,} iterations"
+            self._give_up(trouble, f"{times} have not helped")
+        elif good is None:
+            self._give_up(trouble, "no durable checkpoint from before it is left to try")
+        else:
+            self._restore(trouble, good)
+
+    def _good(self, trouble: int, tried: set[str | None]) -> str | None:
+        """Return the newest durable checkpoint before the trouble. One from which it came again is not good."""
+        history = self._history
+        known = restore.lineage_checkpoints(history.store, history.job)
+        before = (each for each in known if parse_checkpoint_id(each)[0] < trouble and each not in tried)
+        return next((each for each in before if not history.is_damaged(each)), None)
+
+    def _restore(self, trouble: int, good: str) -> None:
+        upto, at = trouble + AFTER_TROUBLE, parse_checkpoint_id(good)[0]
+        what = f"the loss is wrong from iteration {trouble:,} on"
+        if self._rule.mode == "observe":
+            would = f"on_trouble='restore' would restore iteration {at:,} and leave out the data up to {upto:,}"
+            self._reporter.notice("warning", "trouble", f"{what}: {would}")
+            return
+        self._retention.protect(Protector.TROUBLE, good)
+        self._reporter.notice(
+            "warning", "trouble", f"{what}: restoring iteration {at:,} without the data up to iteration {upto:,}"
+        )
+        skip = DataSkip(to_iteration=upto)
+        self._target = RestoreTarget(good, uuid.uuid4().hex, skip=skip, trouble=trouble)
+
+    def _give_up(self, trouble: int, why: str) -> None:
+        message = f"the loss is wrong from iteration {trouble:,} on, and the job goes on as it is: {why}"
+        self._reporter.notice("error", "trouble", message)

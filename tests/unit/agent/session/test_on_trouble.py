@@ -1,0 +1,96 @@
+"""`on_trouble`: a job goes back by itself when its loss is wrong, and leaves out the data of that time."""
+
+import math
+
+import pytest
+
+from holdfast.protocol import wire
+from holdfast.store import Lineage, open_store
+from tests.support.left_out_workloads import LeavingOutJob, losses_without
+from tests.support.session_fixtures import linked as linked
+from tests.support.session_fixtures import store as store
+
+
+class Troubled(LeavingOutJob):
+    """A job whose loss is not finite in the iterations `bad` of the lineages up to `until_lineage`."""
+
+    def __init__(self, store, bad, until_lineage=1, **options):
+        super().__init__(store, **{"on_trouble": "restore"} | options)
+        self._bad, self._until_lineage = bad, until_lineage
+
+    def update(self, batch):
+        loss = super().update(batch)
+        is_bad = self.session.iteration + 1 in self._bad and self.session.lineage <= self._until_lineage
+        return math.nan if is_bad else loss
+
+
+def lineages(store):
+    return open_store(store).records("job", Lineage)
+
+
+def test_the_last_good_checkpoint_is_restored_without_the_data_of_the_trouble(store):
+    job = Troubled(store, {7}).run()
+    (_, restored) = lineages(store)
+    assert (restored.parent, restored.trouble) == ("000000000005-1", 7)
+    assert job.losses == losses_without(range(5, 12))
+
+
+def test_trouble_that_comes_again_goes_further_back_and_then_ends_it(store, caplog):
+    job = Troubled(store, {12}, until_lineage=9).run()
+    assert [each.parent for each in lineages(store)] == [None, "000000000010-1", "000000000005-1"]
+    assert "2 restores in 1,000 iterations have not helped" in caplog.text
+    assert job.session.lineage == 3
+
+
+def test_restores_are_counted_across_starts(store, caplog):
+    options = {"on_trouble": "restore 1 in 1000"}
+    Troubled(store, {12}, until_lineage=9, **options).run(until=11, lineage=2).kill()
+    Troubled(store, {12}, until_lineage=9, **options).run()
+    assert len(lineages(store)) == 2
+    assert "1 restores in 1,000 iterations have not helped" in caplog.text
+
+
+def test_a_loss_that_is_wrong_from_the_start_does_not_loop(store, caplog):
+    Troubled(store, set(range(1, 40)), until_lineage=9).run()
+    assert len(lineages(store)) == 1
+    assert caplog.text.count("no durable checkpoint from before it is left to try") == 1
+
+
+def test_no_scheduled_checkpoint_is_taken_in_trouble(store):
+    Troubled(store, {7}).run()
+    assert {each[:12] for each in open_store(store).checkpoints("job") if each.endswith("-1")} == {
+        "000000000005", "000000000007",
+    }  # fmt: skip  # the second is the safety checkpoint
+
+
+def test_observing_says_what_it_would_do(store, caplog):
+    job = Troubled(store, {7}, on_trouble="observe").run()
+    assert len(lineages(store)) == 1
+    assert "would restore iteration 5 and leave out the data up to 12" in caplog.text
+    assert len(job.losses) == 36
+
+
+def test_a_script_request_wins(store):
+    job = Troubled(store, {7})
+    job.run(lambda job, iteration: job.session.restore(5) if iteration == 7 and job.session.lineage == 1 else None)
+    assert [each.trouble for each in lineages(store)] == [None, None]
+
+
+def test_a_job_that_is_killed_after_it_went_back_goes_on_the_same_way(store):
+    Troubled(store, {7}).run(until=5, lineage=2).kill()
+    job = Troubled(store, {7}).run()
+    expected = losses_without(range(5, 12))
+    assert job.losses == {each: loss for each, loss in expected.items() if each > 5}
+
+
+def test_the_server_learns_which_lineage_the_rule_began(linked, store):
+    job = Troubled(store, {7}, **linked).run()
+    events = job.session._reporter.link.of(wire.LineageStarted)
+    assert [each.trouble for each in events] == [None, 7]
+    assert events[-1].order is not None
+
+
+@pytest.mark.parametrize("value", ["always", "restore 0 in 5", "restore 3", 5])
+def test_a_rule_that_makes_no_sense_is_refused(store, value):
+    with pytest.raises(ValueError, match="on_trouble"):
+        Troubled(store, set(), on_trouble=value)
