@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from benchmarks.bit_errors import Images
+from holdfast.telemetry.loss_watch import LossWatch
 from holdfast_server.alerts.conditions import KINDS
 from holdfast_server.alerts.loss_spikes import NEWEST_LOSSES, LossHistory, find_spikes
 from holdfast_server.samples.limits import START_LOSSES
@@ -216,11 +217,23 @@ def spikes(losses: list[float], limit: float, after: int = 0, *, lasting: bool =
     return [spike.iteration for spike in found]
 
 
+def restores(losses: list[float]) -> int:
+    """Count the restores that `on_trouble` would make, each of which goes on from the same iteration."""
+    watch, count = LossWatch(), 0
+    for iteration, loss in enumerate(losses, start=1):
+        watch.add(iteration, loss)
+        if watch.trouble is not None:
+            count += 1
+            watch.restart(iteration)
+    return count
+
+
 def measure(curves: Curves, limit: float) -> dict[str, Any]:
     """Return the false alarms, and by defect the number of detected ones and the delays in iterations."""
     row: dict[str, Any] = {
         "false_alarms": len(spikes(curves.losses, limit)),
         "false_messages": len(spikes(curves.losses, limit, lasting=True)), "iterations": len(curves.losses),
+        "restores": restores(curves.losses),
     }  # fmt: skip
     for defect, runs in curves.defective.items():
         delays = []
@@ -260,10 +273,14 @@ def main() -> None:
         for limit, row in figures[name].items():
             print(f"{name:40} limit {limit:>3}: {row}", flush=True)
     chosen = [rows[f"{KINDS['loss_spike'].limit:g}"] for rows in figures.values()]
-    iterations, alarms, false = (
-        sum(int(row[name]) for row in chosen) for name in ("iterations", "false_alarms", "false_messages")
+    iterations, alarms, false, restored = (
+        sum(int(row[name]) for row in chosen)
+        for name in ("iterations", "false_alarms", "false_messages", "restores")
     )
-    print(f"in all: {alarms} false alarms and {false} false messages in {iterations:,} iterations")
+    print(
+        f"in all: {alarms} false alarms, {false} false messages and {restored} false restores by on_trouble in "
+        f"{iterations:,} iterations"
+    )
     print("figures:", json.dumps(figures))
 
 

@@ -220,7 +220,9 @@ class Session:
                 reporter=self._reporter, ranks=self._ranks, operator=self._operator, requests=self._requests,
                 startup=startup, meter=self._meter, preemption=self._preemption, lifecycle=self._lifecycle,
                 compression=compression, progress=self._progress, server=options.server,
-                trouble=TroubleRule(options.on_trouble, self._meter.losses, self._saver, self._reporter, self._ranks),
+                trouble=TroubleRule(
+                    options.on_trouble, self._meter.losses, self._saver, self._reporter, self._ranks
+                ),
             )  # fmt: skip
             startup.open()
             self._boundary.attach()

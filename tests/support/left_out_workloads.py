@@ -103,8 +103,11 @@ class NumberedPoints(NoisyPoints):
         return super().__getitem__(index), index
 
 
-def train_ranks(stage, store, when, batches):
-    """Train on each rank; return the samples of each iteration, and those of a loop that leaves none out."""
+def train_ranks(stage, store, when, batches=0, bad_rank=None):
+    """Train on each rank; return the samples of each iteration, and those of a loop that leaves none out.
+
+    After iteration `when` rank 0 asks for a restore; or the loss of `bad_rank` is not finite, until one happens.
+    """
 
     def loader():
         return holdfast.DataLoader(NumberedPoints(), batch_size=BATCH_SIZE, shuffle=True, seed=3)
@@ -112,15 +115,26 @@ def train_ranks(stage, store, when, batches):
     torch.manual_seed(1)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
-    session = holdfast.Session("job", store=store, every=1, model=model, optimizer=optimizer)
+    session = holdfast.Session(
+        "job",
+        store=store,
+        every=1,
+        on_trouble="off" if bad_rank is None else "restore",
+        model=model,
+        optimizer=optimizer,
+    )
     seen, at = {}, 0
     for points, numbers in session.batches(loader(), epochs=EPOCHS):
         iteration = session.iteration + 1
         seen = {each: samples for each, samples in seen.items() if each < iteration} | {
             iteration: numbers.tolist()
         }
-        update(model, optimizer, points)
+        loss = update(model, optimizer, points)
         session.wait()
+        if bad_rank is not None:
+            is_bad = iteration >= when and session.lineage == 1 and session.rank == bad_rank
+            session.step(loss=float("nan") if is_bad else loss)
+            continue
         if iteration == when and session.lineage == 1:
             at = max(int(each[:12]) for each in open_store(store).checkpoints("job"))
             session.restore(at, skip_batches=batches)

@@ -2,6 +2,8 @@
 
 import pytest
 
+from holdfast.engine.trouble_rule import AFTER_TROUBLE
+from holdfast.store import Lineage, open_store
 from tests.support.multi_rank import launcher as launcher
 
 
@@ -15,3 +17,17 @@ def test_all_ranks_leave_out_the_same_batches(launcher, tmp_path, batches):
     for rank in ranks:
         assert rank["lineage"] == 2
         assert rank["samples"] == rank["all"][:at] + rank["all"][at + batches :]
+
+
+@pytest.mark.parametrize("bad_rank", [0, 2])
+def test_all_ranks_go_back_when_the_loss_of_one_is_wrong(launcher, tmp_path, bad_rank):
+    ranks = launcher.run(
+        3, "tests.support.left_out_workloads.train_ranks", store=str(tmp_path), when=4, bad_rank=bad_rank
+    )
+    (restored,) = open_store(tmp_path).records("job", Lineage)[1:]
+    assert restored.trouble == 4
+    at, upto = restored.iteration, 4 + AFTER_TROUBLE
+    assert at < 4
+    for rank in ranks:
+        assert rank["lineage"] == 2
+        assert rank["samples"] == rank["all"][:at] + rank["all"][upto:]

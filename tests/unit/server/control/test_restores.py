@@ -770,6 +770,16 @@ def test_an_order_that_leaves_out_nothing_is_refused(job, client, skip):
     assert order(client, iteration=10, skip=skip).status_code == 422
 
 
+def test_a_restore_by_the_rule_of_a_job_is_an_order_of_the_policy(job, client):
+    job.say(LineageStarted(at=job.at, lineage=2, iteration=10, parent="000000000010-1", order="0f" * 16,
+                           left="000000000030-1", trouble=13))  # fmt: skip
+    (made,) = client.get(f"{JOB}/restores").json()["restores"]
+    assert (made["who"], made["state"], made["iteration"], made["new_lineage"]) == ("policy", "restored", 10, 2)
+    assert made["reason"] == "the loss was wrong from iteration 13 on"
+    assert made["safety_checkpoint"] == "000000000030-1"
+    assert "policy" in client.get("/jobs/char-gpt").text
+
+
 def test_the_dialog_offers_to_leave_out_data(job, client):
     dialog = client.get("/jobs/char-gpt/restore?checkpoint=000000000010-1").text
     assert "Repeat the same data" in dialog
