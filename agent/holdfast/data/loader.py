@@ -1,4 +1,7 @@
-"""The resumable loader. The order of samples is a pure function of (seed, epoch), the position a number."""
+"""The resumable loader. The order of samples is a pure function of (seed, epoch), the position a number.
+
+One module, since its only class is what a user reads as one.
+"""
 
 from __future__ import annotations
 

@@ -94,10 +94,8 @@ class Training:
         """Positions from a checkpoint, also for loaders that the script has not used yet."""
         self._loaded_settings: list[dict[str, Any]] = []
         """What these loaders were constructed with."""
-        self._to_leave_out: list[LeftOutData] = []
-        """Data to leave out once training gets to its iteration."""
-        self._per_iteration: int | None = None
-        """Batches that every iteration has taken; 0 if not all took the same number, None before the first."""
+        self._to_leave_out: list[LeftOutData] = []  # once training gets to its iteration
+        self._per_iteration: int | None = None  # batches that every iteration has taken; 0: not all as many
         self.logger_runs: dict[str, tuple[str, int]] = {}
         """Runs of loggers, by logger: run id and the lineage that it logs."""
         self.unsaved_batches = self.unsaved_updates = 0

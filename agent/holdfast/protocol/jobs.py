@@ -25,7 +25,6 @@ DELETED_BY_RETENTION = "deleted by retention"
 """Beginning of the reason of a retired checkpoint, which has the state `missing`."""
 MAX_REASON = 1000
 """Longest reason of a scrub in characters."""
-
 JobStatus = Literal["starting", "running", "paused", "restarting", "finished", "stopped", "failed", "silent"]
 """Restarting: the supervisor starts the script again, or has, and no iteration is finished yet."""
 

@@ -55,6 +55,7 @@ MAX_EVENTS = 5000  # per batch
 MAX_GAPS = 1000  # per batch
 MAX_UID = 100  # characters
 MAX_CHECKPOINTS = 100_000
+MAX_LEFT_OUT = 10_000  # per lineage
 """Most checkpoints of a store: every tenth of a million iterations."""
 PLAUSIBLE_STEP = 1_000
 """How far a reported attempt or lineage number may exceed the largest known one."""
@@ -189,7 +190,7 @@ class LineageStarted(TrainingEvent, kw_only=True, tag="lineage_started"):
     """On the first lineage of a fork: the source of the copy `parent`."""
     inexact: CheckpointId | None = None
     """Id of the checkpoint whose degraded restore its state descends from; `None` if its state is exact."""
-    left_out: tuple[LeftOutData, ...] = ()
+    left_out: Annotated[tuple[LeftOutData, ...], msgspec.Meta(max_length=MAX_LEFT_OUT)] = ()
     """Data that was left out on the way to its state, oldest first."""
     trouble: Iteration | None = None
     """First iteration with a wrong loss, where the job's rule `on_trouble` restored; `None` otherwise."""
@@ -527,11 +528,7 @@ class DataSkip(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def skip_of(batches: int | None, to_iteration: int | None, iteration: int, loader: int | None) -> DataSkip | None:
-    """Return the data that a restore to `iteration` is to leave out; None for none.
-
-    Raises:
-        ValueError: both are given, or they make no sense.
-    """
+    """Return the data that a restore to `iteration` leaves out; None for none. ValueError: it makes no sense."""
     if not batches and not to_iteration:
         if loader is not None:
             raise ValueError("leave out data of a loader: give the number of batches as well")
