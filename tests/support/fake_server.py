@@ -42,6 +42,11 @@ class FakeServer(ThreadingHTTPServer):
         """What is new among the checkpoints after a request, question by question; the last answer stays."""
         self.status = "running"
         self.status_reason = ""
+        self.verdict: dict[str, str] | None = {
+            "cause": "healthy",
+            "level": "good",
+            "text": "Healthy: newest checkpoint 4 s old",
+        }
         self.output: list[str] = []
         self.order: dict[str, Any] | None = None
         self.last_order_state = "restored"
@@ -65,6 +70,7 @@ class FakeServer(ThreadingHTTPServer):
             "job": "gpt",
             "status": self.status if self.alive else "stopped",
             "status_reason": self.status_reason,
+            "verdict": self.verdict,
             "alive": self.alive,
             "iteration": 250,
             "lineage": 1,

@@ -52,7 +52,14 @@ class ScriptedAgent:
             AttemptStarted(at=self.at, iteration=self.iteration, lineage=self.lineage, host="node-1", **fields)
         )
 
-    def train(self, iterations: int, *events: Event, loss: float | list[float] = 2.5, seconds: float = 0.1) -> Ack:
+    def train(
+        self,
+        iterations: int,
+        *events: Event,
+        loss: float | list[float] = 2.5,
+        seconds: float = 0.1,
+        data_seconds: float = 0.002,
+    ) -> Ack:
         """Report iterations in one batch, with one loss for all or with one for each."""
         numbers = list(range(self.iteration + 1, self.iteration + iterations + 1))
         self.iteration += iterations
@@ -62,7 +69,7 @@ class ScriptedAgent:
             at=[self.at + number * seconds for number in numbers],
             seconds=[seconds] * iterations,
             stall_seconds=[0.001] * iterations,
-            data_seconds=[0.002] * iterations,
+            data_seconds=[data_seconds] * iterations,
             metrics={"loss": loss if isinstance(loss, list) else [loss] * iterations},
         )
         return self.say(*events, samples=samples)

@@ -30,7 +30,17 @@ def jobs(client: Client, json: Json = False) -> None:
     if json:
         print_json(known)
     elif known:
-        header = ("JOB", "STATUS", "ITERATION", "LOSS", "OVERHEAD", "BUDGET", "EVERY", "LAST CHECKPOINT", "REASON")
+        header = (
+            "JOB",
+            "STATUS",
+            "ITERATION",
+            "LOSS",
+            "OVERHEAD",
+            "BUDGET",
+            "EVERY",
+            "LAST CHECKPOINT",
+            "VERDICT",
+        )
         print_table(header, [_row(job) for job in known])
     else:
         say(f"no jobs yet: start one with holdfast.Session(..., server={client.server!r})")
@@ -176,7 +186,7 @@ def _row(job: JobSummary) -> tuple[str, ...]:
         percent(job.budget),
         _short_interval(job.interval_in_force),
         str(job.last_durable.iteration) if job.last_durable else "-",
-        "" if job.status == "running" else job.status_reason or "",
+        job.verdict.text if job.verdict else job.status_reason or "",
     )
 
 
@@ -195,8 +205,11 @@ def _facts(job: JobSummary) -> list[tuple[str, str]]:
         f" over {counted(job.measured_window_iterations, 'iteration')}" if job.measured_window_iterations else ""
     )
     durable = job.last_durable
+    verdict = job.verdict
     facts = [
         ("job", job.job),
+        *([("verdict", verdict.text)] if verdict else []),
+        *([("next step", verdict.next_step)] if verdict and verdict.next_step else []),
         ("status", status),
         ("iteration", f"{job.iteration} on lineage {job.lineage}{speed}"),
         ("attempt", f"{job.attempt}, {counted(job.restarts, 'restart')}"),

@@ -21,6 +21,8 @@ from holdfast_server.records.rank_totals import bucket_of
 DEVIATIONS = 3.0
 LEAST_SHARE = 0.05
 """A slow rank exceeds the median by so many median deviations and by this share of the median."""
+LEAST_SECONDS = 60.0
+"""Time of training below which the newest totals of a rank say nothing yet."""
 OWN = "own time: iterations without waits for other ranks"
 WHOLE = "whole iterations, which are alike if ranks wait for each other"
 
@@ -45,6 +47,8 @@ class RankMeans:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankComparison:
     measure: str
+    own_seconds: dict[int, float]
+    """The compared time, by rank."""
     median_seconds: float
     deviation_seconds: float
     slow: dict[int, str]
@@ -54,12 +58,30 @@ class RankComparison:
     """Additional time at the barrier compared with the rank `waited_for`, by rank."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFindings:
+    """What holds up the iterations of a job, over the newest 10 to 20 minutes of its attempt."""
+
+    data_seconds: float
+    seconds: float
+    slowest: int | None = None
+    """The slow rank that takes longest."""
+    slower: float = 0.0
+    """By how much it takes longer than the median, as a share of it."""
+    why: str = ""
+
+    @property
+    def data_share(self) -> float:
+        """The share of rank 0's time that waited for data."""
+        return self.data_seconds / self.seconds
+
+
 def rank_times(db: Database, job: str, window: ShortWindow, *, now: float) -> RankTimes:
     """Compare the ranks of the current attempt; earlier ones may have run elsewhere. Raises UnknownJob."""
     with db.read() as session:
         found = find_job(session, job)
         attempt = session.get(models.AttemptRecord, (job, found.uid))
-        means = _means(session, found, since=begin_of(window, now=now))
+        means = _means(session, [found], since=begin_of(window, now=now)).get(job, [])
     world_size = max(1, attempt.world_size) if attempt else 1
     return _answer(job, window, world_size, means)
 
@@ -97,11 +119,33 @@ def rank_heat(
     return heat
 
 
-def _means(session: Session, job: models.JobRecord, *, since: float) -> list[RankMeans]:
-    """Return the means of each rank, from whole rows of ten minutes."""
-    rows = models.RankTotalsRecord
+def findings(session: Session, jobs: Sequence[models.JobRecord], *, now: float) -> dict[str, RankFindings]:
+    """Return what holds up each of some jobs, in one statement; without those that have just begun."""
+    found: dict[str, RankFindings] = {}
+    for job, means in _means(session, jobs, since=begin_of("10m", now=now)).items():
+        first = means[0]
+        seconds = first.iteration_seconds * first.iterations
+        if first.rank or seconds < LEAST_SECONDS:
+            continue
+        compared = compare(means)
+        slowest = max(compared.slow, key=compared.own_seconds.__getitem__, default=None)
+        middle = compared.median_seconds
+        found[job] = RankFindings(
+            data_seconds=first.data_seconds * first.iterations,
+            seconds=seconds,
+            slowest=slowest,
+            slower=compared.own_seconds[slowest] / middle - 1 if slowest is not None and middle else 0.0,
+            why="" if slowest is None else compared.slow[slowest],
+        )
+    return found
+
+
+def _means(session: Session, jobs: Sequence[models.JobRecord], *, since: float) -> dict[str, list[RankMeans]]:
+    """Return by job the means of each rank of the current attempt, from whole rows of ten minutes."""
+    rows, job_rows = models.RankTotalsRecord, models.JobRecord
     query = (
         select(
+            rows.job,
             rows.rank,
             func.sum(rows.iterations).label("iterations"),
             func.sum(rows.seconds).label("seconds"),
@@ -111,13 +155,15 @@ def _means(session: Session, job: models.JobRecord, *, since: float) -> list[Ran
             func.sum(rows.barrier_iterations).label("barrier_iterations"),
             func.sum(rows.barrier_seconds).label("barrier_seconds"),
         )
-        .where(rows.job == job.name, rows.bucket >= bucket_of(since), rows.uid == job.uid)
-        .group_by(rows.rank)
+        .join(job_rows, job_rows.name == rows.job)
+        .where(rows.job.in_([job.name for job in jobs]), rows.bucket >= bucket_of(since), rows.uid == job_rows.uid)
+        .group_by(rows.job, rows.rank)
         .having(func.sum(rows.iterations) > 0)
-        .order_by(rows.rank)
+        .order_by(rows.job, rows.rank)
     )
-    return [
-        RankMeans(
+    found: dict[str, list[RankMeans]] = {}
+    for row in session.execute(query):
+        means = RankMeans(
             rank=row.rank,
             iterations=int(row.iterations),
             iteration_seconds=row.seconds / int(row.iterations),
@@ -126,8 +172,8 @@ def _means(session: Session, job: models.JobRecord, *, since: float) -> list[Ran
             data_seconds=row.data_seconds / int(row.iterations),
             barrier_seconds=row.barrier_seconds / int(row.barrier_iterations) if row.barrier_iterations else None,
         )
-        for row in session.execute(query)
-    ]
+        found.setdefault(row.job, []).append(means)
+    return found
 
 
 def _answer(job: str, window: ShortWindow, world_size: int, means: Sequence[RankMeans]) -> RankTimes:
@@ -135,8 +181,7 @@ def _answer(job: str, window: ShortWindow, world_size: int, means: Sequence[Rank
     waits = found.waits_seconds if found else {}
     waited_for = found.waited_for if found else None
     middle = found.median_seconds if found else 0.0
-    own = found is not None and found.measure == OWN
-    compared = {rank.rank: rank.own_seconds if own else rank.iteration_seconds for rank in means}
+    compared = found.own_seconds if found else {}
     slow = found.slow if found else {}
     rows = [
         answer_from(
@@ -190,6 +235,7 @@ def compare(ranks: Sequence[RankMeans]) -> RankComparison:
     waited_for, waits = _waits(ranks) if measured and len(ranks) > 1 else (None, {})
     return RankComparison(
         measure=OWN if measured else WHOLE,
+        own_seconds=times,
         median_seconds=middle,
         deviation_seconds=deviation,
         slow=slow,

@@ -22,6 +22,7 @@ from holdfast.protocol.jobs import (
 from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.db import named_jobs
+from holdfast_server.queries import ranks, verdicts
 from holdfast_server.queries.job_view import JobView
 from holdfast_server.records import checkpoints, desired_state, restore_orders
 from holdfast_server.records.ancestry import Ancestry, LineageStart, ancestries, lineage_starts
@@ -77,6 +78,8 @@ def summaries(
     last_durable = checkpoints.last_durable(session, names)
     failing = checkpoints.failing(session, names)
     stalls = _longest_stalls(session, names)
+    alerts = verdicts.open_alerts(session, names, now=now)
+    waits = ranks.findings(session, jobs, now=now)
     rows = []
     for job in jobs:
         starts_of_job = known.get(job.name, [])
@@ -84,22 +87,31 @@ def summaries(
         last = last_durable.get(job.name)
         open_order = open_orders.get(job.name)
         requests = asked.get(job.name, desired_state.NOTHING_ASKED)
-        rows.append(
-            _summary(
-                job,
-                attempts.get(job.name),
-                checkpoints.as_row(last, ancestry) if last else None,
-                now=now,
-                failing=failing.get(job.name),
-                open_order=open_order,
-                desired=desired_state.of(job, open_order, requests, now=now),
-                restarts=max(0, starts.get(job.name, 0) - 1),
-                lineages=len(starts_of_job),
-                inexact=ancestry.inexact.get(job.lineage),
-                checkpoints_total=durable.get(job.name, 0),
-                longest_stall=stalls.get(job.name),
-            )
+        attempt = attempts.get(job.name)
+        summary = _summary(
+            job,
+            attempt,
+            checkpoints.as_row(last, ancestry) if last else None,
+            now=now,
+            failing=failing.get(job.name),
+            open_order=open_order,
+            desired=desired_state.of(job, open_order, requests, now=now),
+            restarts=max(0, starts.get(job.name, 0) - 1),
+            lineages=len(starts_of_job),
+            inexact=ancestry.inexact.get(job.lineage),
+            checkpoints_total=durable.get(job.name, 0),
+            longest_stall=stalls.get(job.name),
         )
+        ended_at = attempt.finished_at if attempt and summary.has_ended else None
+        facts = verdicts.VerdictFacts(
+            job=summary,
+            now=now,
+            exception=(attempt.exception if attempt else None) or "",
+            ended_seconds=None if ended_at is None else max(0.0, now - ended_at),
+            alerts=alerts.get(job.name, ()),
+            ranks=waits.get(job.name),
+        )
+        rows.append(msgspec.structs.replace(summary, verdict=verdicts.verdict(facts)))
     return rows
 
 
@@ -120,6 +132,7 @@ def _summary(
         job,
         JobSummary,
         job=job.name,
+        verdict=None,
         owner=(attempt.owner if attempt else None) or "",
         labels=_labels.decode(attempt.labels) if attempt and attempt.labels else {},
         status=status.status,

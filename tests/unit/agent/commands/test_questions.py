@@ -22,16 +22,32 @@ def test_jobs_are_listed_with_what_they_cost(holdfast: Holdfast) -> None:
         "EVERY",
         "LAST",
         "CHECKPOINT",
-        "REASON",
+        "VERDICT",
     ]
-    assert row.split() == ["gpt", "running", "250", "nan", "2.1", "%", "3.5", "%", "50", "200"]
+    *columns, verdict = row.split(maxsplit=10)
+    assert columns == ["gpt", "running", "250", "nan", "2.1", "%", "3.5", "%", "50", "200"]
+    assert verdict == "Healthy: newest checkpoint 4 s old"
 
 
-def test_jobs_that_do_not_train_are_listed_with_the_reason(holdfast: Holdfast, server: FakeServer) -> None:
+def test_jobs_of_a_server_without_verdicts_are_listed_with_the_reason(
+    holdfast: Holdfast, server: FakeServer
+) -> None:
+    server.verdict = None
     server.status, server.status_reason = "restarting", "start 3 of 5, CUDA out of memory"
     row = holdfast("jobs").stdout.splitlines()[1]
     assert "restarting" in row
     assert row.endswith("start 3 of 5, CUDA out of memory")
+
+
+def test_show_begins_with_the_verdict_and_what_to_do(holdfast: Holdfast, server: FakeServer) -> None:
+    assert "verdict          Healthy: newest checkpoint 4 s old" in holdfast("show", "gpt").stdout.splitlines()
+    server.verdict = {
+        "cause": "paused", "level": "warning", "text": "Checkpoints paused", "next_step": "Resume checkpoints",
+    }  # fmt: skip
+    assert holdfast("show", "gpt").stdout.splitlines()[1:3] == [
+        "verdict          Checkpoints paused",
+        "next step        Resume checkpoints",
+    ]
 
 
 def test_jobs_for_scripts(holdfast: Holdfast) -> None:
