@@ -232,6 +232,16 @@ def open_by_severity(db: Database, *, visible_projects: Collection[str] | None =
     return {severity: found.get(severity, 0) for severity in SEVERITIES}
 
 
+def firing(db: Database, *, now: float, visible_projects: Collection[str] | None = None) -> int:
+    """Count the alerts that are neither acknowledged nor silenced."""
+    rows = models.AlertRecord
+    query = select(func.count()).where(rows.fired_at.is_not(None), *_in_state("firing", now=now))
+    if visible_projects is not None:
+        query = query.where(rows.project.in_(visible_projects))
+    with db.read() as session:
+        return session.scalar(query) or 0
+
+
 # ---- what people do ---------------------------------------------------------------------------
 
 

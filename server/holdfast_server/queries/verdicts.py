@@ -76,9 +76,9 @@ def verdict(facts: VerdictFacts) -> Verdict:
 def is_late(job: JobSummary, now: float) -> bool:
     """Return whether a running job has had no durable checkpoint for more than `LATE_INTERVALS` intervals."""
     every = _interval_seconds(job)
-    if job.status != "running" or every is None or job.desired.paused:
+    if not job.alive or job.status == "restarting" or every is None or job.desired.paused:
         return False
-    return _unprotected_seconds(job, now) > max(LATE_INTERVALS * every, LATE_SECONDS)
+    return _unprotected_seconds(job, now) > LATE_INTERVALS * every
 
 
 # ---- the causes -----------------------------------------------------------------------------------
@@ -167,16 +167,16 @@ def _restarting(facts: VerdictFacts) -> _Sentence | None:
     if not supervisor.failed:
         return "info", f"Restarting{place}: {supervisor.reason}", ""
     start = f", start {supervisor.start} of {supervisor.limit}" if supervisor.limit else ""
-    step = f"Nothing yet: holdfast run starts the script{_resumes(job)}"
+    step = f"Nothing to do yet: holdfast run starts the script again{_resumes(job)}"
     return "warning", f"Restarting{place}{start} ({facts.exception or supervisor.reason})", step
 
 
 def _late(facts: VerdictFacts) -> _Sentence | None:
-    job = facts.job
-    if not is_late(job, facts.now):
+    job, seconds = facts.job, _unprotected_seconds(facts.job, facts.now)
+    if job.status != "running" or seconds < LATE_SECONDS or not is_late(job, facts.now):
         return None
     text = (
-        f"Not protected for {_age(_unprotected_seconds(job, facts.now))}: no checkpoint became durable, "
+        f"Not protected for {_age(seconds)}: no checkpoint became durable, "
         f"one is due every {_age(_interval_seconds(job) or 0.0)}"
     )
     return "warning", text, "See whether the store is slow, under Last durable and Checkpoints"

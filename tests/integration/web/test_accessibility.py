@@ -199,9 +199,9 @@ def test_jobs_that_are_silent_for_minutes_have_no_violation(open_page: Open, bus
     for job in ("accessible", "labeled"):
         row = page.locator(f"#job-{job}")
         expect(row.locator(".status")).to_have_text("silent", timeout=PATIENCE_MILLISECONDS)
-        expect(row.locator(".job-reason")).to_be_visible(timeout=PATIENCE_MILLISECONDS)
-    reason = page.locator("#job-labeled .job-reason")
-    expect(reason).to_contain_text("no report for", timeout=PATIENCE_MILLISECONDS)
+        expect(row.locator(".row-verdict")).to_be_visible(timeout=PATIENCE_MILLISECONDS)
+    reason = page.locator("#job-labeled .row-verdict")
+    expect(reason).to_contain_text("Silent for", timeout=PATIENCE_MILLISECONDS)
     page.get_by_label("Select ended").check()
     sound(page, "jobs that are ticked")
 

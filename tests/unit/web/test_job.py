@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import math
 import re
+from typing import get_args
 
 import msgspec
 import pytest
 from starlette.testclient import TestClient
 
+from holdfast.protocol.jobs import VerdictLevel
 from holdfast.protocol.wire import AttemptFinished, IntervalDecision, Inventory, OutputReport
-from holdfast_web.shared.render import _environment
+from holdfast_web.shared.render import _environment, tab_icon
 from tests.support.clock import FakeClock
 from tests.support.fake_agent import FakeAgent, over_client
 
@@ -119,7 +121,7 @@ def test_a_full_disk_is_one_red_line_and_no_page_full_of_rows(client: TestClient
         assert line in page
         assert 'data-state="failed"' not in page
         assert "Restore iteration 360, lineage 1" in page
-    assert "15 checkpoints failed, first" in client.get(JOB).text
+    assert "15 checkpoints failed, No space left on device" in client.get(JOB).text
     assert "15 checkpoints failed" in client.get("/").text
     agent.train(agent.interval + 10)
     agent.send()
@@ -322,7 +324,7 @@ def test_the_page_of_a_job_that_has_ended_says_why_and_how_to_go_on_and_has_no_l
     assert "Newest readable checkpoint" in page
     assert "It continues from iteration 360" in page
     assert "holdfast fork char-gpt 000000000360-1 NEW" in page
-    assert page.count("RuntimeError: out of memory") == (1 if reason != "finished" else 0)
+    assert page.count("RuntimeError: out of memory") == (2 if reason != "finished" else 0)  # verdict and card
     for control in ("request-checkpoint", "toggle-checkpoints", "request-probe", "budget-range"):
         assert f'id="{control}"' not in page
     assert "Settings take effect when it runs again" in page
@@ -343,7 +345,7 @@ def test_a_job_that_its_supervisor_restarts_says_so_and_offers_no_command(
     for words in ("Restarting, start 3 of 5", "CUDA out of memory", "node-3</bdi> starts the script again"):
         assert words in card()
     assert "It continues from iteration 360. After 5 starts without a new iteration, it gives up" in card()
-    assert "start 3 of 5, CUDA out of memory" in client.get("/").text
+    assert "Restarting on node-3, start 3 of 5 (CUDA out of memory)" in client.get("/").text
     lines = ["Traceback (most recent call last):", "torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB"]
     agent.events.append(OutputReport(at=agent.at, first=0, lines=lines))
     agent.send()
@@ -427,7 +429,25 @@ def test_the_overhead_is_red_far_over_the_budget_or_while_an_alert_fires(
 
 
 def test_a_silent_job_says_how_to_go_on(client: TestClient, agent: FakeAgent, clock: FakeClock) -> None:
-    advice = "If it has ended, start the script again: it resumes from 360"
+    advice = "If its process has ended, start the script again: it resumes from 360"
     assert advice not in client.get(JOB).text
     clock.now = agent.at + 3600
     assert advice in client.get(JOB).text
+
+
+def test_title_and_icon_follow_the_verdict(client: TestClient, agent: FakeAgent, clock: FakeClock) -> None:
+    clock.now = agent.at
+    page = client.get(JOB).text
+    assert "<title>char-gpt · Holdfast</title>" in page
+    assert re.search(r'<link rel="icon" href="/static/[0-9a-f]+/favicon.svg"', page)
+    agent.fail("OutOfMemoryError")
+    agent.supervise("gave_up", "OutOfMemoryError", start=5)
+    for path, title in ((JOB, "✗ char-gpt · Holdfast"), ("/", "✗ 1 critical, Fleet · Holdfast")):
+        page = client.get(path).text
+        assert f"<title>{title}</title>" in page
+        assert re.search(rf' data-title="{title}" data-icon="/static/[0-9a-f]+/favicon-critical.svg"', page)
+
+
+def test_each_level_of_a_verdict_has_an_icon(client: TestClient) -> None:
+    for level in get_args(VerdictLevel):
+        assert client.get(tab_icon(level)).headers["content-type"] == "image/svg+xml"

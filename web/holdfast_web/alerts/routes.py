@@ -9,7 +9,7 @@ from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Form, Path, Query
-from fastapi.responses import RedirectResponse, Response
+from fastapi.responses import PlainTextResponse, RedirectResponse, Response
 from msgspec import UNSET, UnsetType
 
 from holdfast.protocol.administration import AlertRule
@@ -26,6 +26,7 @@ from holdfast_server.http.dependencies import Asker, Config, Db, Now, Who
 from holdfast_server.queries.fleet import projects_of
 from holdfast_web.alerts import views
 from holdfast_web.shared import forms
+from holdfast_web.shared.render import HEADERS
 from holdfast_web.shared.routing import Htmx, Text, local_path
 
 Number = Annotated[int, Path(ge=0, le=MAX_INTEGER)]
@@ -77,6 +78,13 @@ def alerts_page(db: Db, asker: Asker, rows: Rows) -> Response:
 @router.endpoint("GET", "/alerts/live", access=LISTS)
 def alerts_live(rows: Rows) -> Response:
     return rows().response()
+
+
+@router.endpoint("GET", "/alerts/count", access=LISTS)
+def alert_count(db: Db, now: Now, asker: Asker) -> Response:
+    """Return the number of firing alerts, which the navigation of each page shows."""
+    count = incidents.firing(db, now=now, visible_projects=asker.visible_projects)
+    return PlainTextResponse(str(count), headers=HEADERS)
 
 
 @router.endpoint(

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from holdfast.protocol.administration import Alert
 from holdfast.protocol.fleet import BulkAction, BulkOutcome, BulkResult, Fleet
-from holdfast.protocol.jobs import JobStatus, JobSummary
+from holdfast.protocol.jobs import JobStatus, JobSummary, VerdictLevel
 from holdfast.protocol.timeline import ShortWindow
 from holdfast_server.alerts.incidents import open_of_jobs
 from holdfast_server.core.principal import Principal, Role
@@ -19,6 +19,7 @@ from holdfast_server.queries import goodput
 from holdfast_server.queries.fleet import PAGE_ROWS, FleetQuery, FleetSort
 from holdfast_server.queries.fleet import fleet as fleet_of
 from holdfast_server.queries.goodput import GoodputShare
+from holdfast_server.queries.verdicts import is_late
 from holdfast_web.shared.render import View
 
 SIZES = (25, 50, 100, 200)
@@ -63,8 +64,6 @@ ACTIONS: dict[BulkAction, tuple[str, str]] = {
 JOBS_NAMED = 50
 """Most jobs that the confirmation of a bulk action lists."""
 GOODPUT_WINDOW: ShortWindow = "1h"
-LATE_INTERVALS = 2
-"""Age, in intervals, from which the newest checkpoint is late."""
 NEIGHBORS = 2
 """Number of links to pages before and after the current one."""
 
@@ -155,6 +154,10 @@ class FleetRows(View):
     """Goodput of the last hour by job."""
     late: frozenset[str]
     """Jobs whose newest checkpoint is too old."""
+    worst: VerdictLevel
+    """Level of the worst verdict on this page."""
+    tab_name: str
+    """Title of the page, with the number of jobs with a critical verdict."""
     server: str
     """The address for agents."""
     orders: dict[FleetSort, str] = field(default_factory=lambda: ORDERS)
@@ -239,6 +242,7 @@ def fleet_rows(
         alerts = open_of_jobs(session, names, now=now)
         shares = goodput.shares(session, names, GOODPUT_WINDOW, now=now)
     shown = replace(question, page=fleet.page)
+    critical = sum(job.verdict is not None and job.verdict.level == "critical" for job in fleet.jobs)
     return FleetRows(
         fleet=fleet,
         groups=_groups(fleet.jobs) if question.grouped else [JobGroup("", fleet.jobs)],
@@ -248,7 +252,9 @@ def fleet_rows(
         pages=_pages(fleet.page, fleet.pages),
         alerts=alerts,
         goodput=shares,
-        late=frozenset(job.job for job in fleet.jobs if _late(job, now)),
+        late=frozenset(job.job for job in fleet.jobs if is_late(job, now)),
+        worst=_worst(fleet.jobs),
+        tab_name=f"{critical} critical, Fleet" if critical else "Fleet",
         filtered=any((shown.search, shown.status, shown.project, shown.owner, shown.labels)),
         operating=any((asker.role_in(job.project) or 0) >= Role.operator for job in fleet.jobs),
         owners=sorted({job.owner for job in fleet.jobs if job.owner}),
@@ -269,18 +275,9 @@ def _groups(jobs: list[JobSummary]) -> list[JobGroup]:
     return [JobGroup(project, list(of_project)) for project, of_project in groupby(jobs, attrgetter("project"))]
 
 
-def _late(job: JobSummary, now: float) -> bool:
-    """Return whether a running job has no durable checkpoint for more than `LATE_INTERVALS` intervals.
-
-    A restarting job takes none meanwhile.
-    """
-    interval_seconds = job.interval_seconds
-    if interval_seconds is None and job.interval is not None and job.iterations_per_second:
-        interval_seconds = job.interval / job.iterations_per_second
-    if not job.alive or job.status == "restarting" or interval_seconds is None or job.desired.paused:
-        return False
-    since = job.last_durable.at if job.last_durable else job.started_at
-    return since is not None and now - since > LATE_INTERVALS * interval_seconds
+def _worst(jobs: list[JobSummary]) -> VerdictLevel:
+    levels = {job.verdict.level for job in jobs if job.verdict}
+    return "critical" if "critical" in levels else "warning" if "warning" in levels else "good"
 
 
 def _pages(page: int, pages: int) -> list[int | None]:

@@ -11,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.responses import HTMLResponse
 
+from holdfast.protocol.jobs import VerdictLevel
 from holdfast_server.core.principal import Role, current_principal
 from holdfast_web.shared.assets import static_url
 from holdfast_web.shared.filters import FILTERS
@@ -35,6 +36,25 @@ def _term(name: str) -> Markup:
     return Markup('<span class="term" title="{}">{}</span>').format(TERMS[name], name)
 
 
+_MARKS: dict[VerdictLevel, str] = {"critical": "✗ ", "warning": "! "}
+"""What precedes the title of a page."""
+
+
+def _tab_title(level: VerdictLevel, name: str) -> str:
+    """Return the title of a page that shows a verdict."""
+    return f"{_MARKS.get(level, '')}{name} · Holdfast"
+
+
+def tab_icon(level: VerdictLevel) -> str:
+    """Return the address of the icon of a page that shows a verdict."""
+    return static_url("favicon.svg" if level == "good" else f"favicon-{level}.svg")
+
+
+def _tab_state(level: VerdictLevel, name: str) -> Markup:
+    """Return the attributes from which a live page updates its title and its icon."""
+    return Markup(' data-title="{}" data-icon="{}"').format(_tab_title(level, name), tab_icon(level))
+
+
 _environment = Environment(
     loader=FileSystemLoader(str(files("holdfast_web"))),
     autoescape=True,
@@ -47,6 +67,8 @@ _environment.filters.update(FILTERS)
 _environment.globals["static"] = static_url
 _environment.tests["no_number"] = lambda value: value is not None and not math.isfinite(value)
 _environment.globals["term"] = _term
+_environment.globals["tab_title"], _environment.globals["tab_icon"] = _tab_title, tab_icon
+_environment.globals["tab_state"] = _tab_state
 _environment.globals["me"] = current_principal.get
 _environment.globals["sees"] = _environment.tests["visible"] = _sees
 _environment.globals["operates"] = _environment.tests["operated"] = _operates

@@ -77,7 +77,7 @@ EACH = {
     "restarting": (
         facts(status="restarting", supervisor=SUPERVISOR), "warning",
         "Restarting on gpu-17, start 3 of 5 (CUDA out of memory)",
-        "Nothing yet: holdfast run starts the script: it resumes from 480",
+        "Nothing to do yet: holdfast run starts the script again: it resumes from 480",
     ),
     "restoring": (facts(open_order=ORDER), "info", "Restoring iteration 440: delivered, requested by ada", ""),
     "failing": (

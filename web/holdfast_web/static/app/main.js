@@ -277,6 +277,35 @@ function startSelected() {
   });
 }
 
+// ---- the title and the icon of the tab follow the verdict; the navigation counts the firing alerts
+
+const COUNT_MS = 60000;
+
+function showVerdict() {
+  const state = document.querySelector("[data-icon]")?.dataset;
+  if (!state) return;
+  if (document.title !== state.title) document.title = state.title;
+  const icon = document.querySelector('link[rel="icon"]');
+  if (icon.getAttribute("href") !== state.icon) icon.setAttribute("href", state.icon);
+}
+
+async function countAlerts(badge) {
+  if (document.hidden) return;
+  const answer = await fetch("/alerts/count").catch(() => null);
+  if (!answer?.ok) return;
+  const count = await answer.text();
+  badge.firstElementChild.textContent = count;
+  badge.hidden = count === "0";
+}
+
+function startTab() {
+  document.addEventListener("htmx:after:swap", showVerdict);
+  const badge = document.querySelector(".alert-count");
+  if (!badge) return;
+  countAlerts(badge);
+  setInterval(() => countAlerts(badge), COUNT_MS);
+}
+
 // ---- failed requests: report those that the user made; the page repeats its own
 
 const SHOWN_MS = 8000;
@@ -366,5 +395,5 @@ function startOneTimeLink() {
 
 for (const start of [
   startTheme, startTimes, startCopying, startDialogs, startFilters, startForms, startKeys, startPlan, startRowOrder, startSelected, startSelection, startSession, startStream, startErrors,
-  startLeaving, startOneTimeLink,
+  startLeaving, startOneTimeLink, startTab,
 ]) start();
