@@ -16,7 +16,7 @@ from msgspec import Struct
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from holdfast.protocol.administration import AlertDelivery
+from holdfast.protocol.administration import Alert, AlertDelivery
 from holdfast_server import models
 from holdfast_server.alerts import channels, egress, incidents, messages
 from holdfast_server.alerts.channel_kinds.kind import CHANNEL_KINDS, OutgoingMessage
@@ -26,6 +26,7 @@ from holdfast_server.core.encoding import answer_from
 from holdfast_server.db import Database, transaction
 from holdfast_server.db.background_jobs import BackgroundJob
 from holdfast_server.http.metrics import ServerMetrics
+from holdfast_server.queries import summaries
 
 EVERY_SECONDS = 2.0
 AT_ONCE = 8
@@ -172,7 +173,7 @@ class _Outgoing:
 
 def _due(db: Database, *, now: float) -> list[_Outgoing]:
     with db.read() as session:
-        return [_combined(session, *group) for group in _due_groups(session, now=now)]
+        return [_combined(session, *group, now=now) for group in _due_groups(session, now=now)]
 
 
 def _due_groups(
@@ -200,14 +201,31 @@ def _due_groups(
 
 
 def _combined(
-    session: Session, channel: models.AlertChannelRecord, rows: list[models.AlertDeliveryRecord]
+    session: Session,
+    channel: models.AlertChannelRecord,
+    rows: list[models.AlertDeliveryRecord],
+    *,
+    now: float,
 ) -> _Outgoing:
     first, *others = (_message(row) for row in rows)
     more = tuple(message.alert for message in others if message.alert is not None)
-    message: messages.AlertMessage | None = msgspec.structs.replace(first, others=more)
+    verdict = _verdict(session, first.alert, now=now) if first.event == "firing" and not more else ""
+    message: messages.AlertMessage | None = msgspec.structs.replace(first, others=more, verdict=verdict)
     if CHANNEL_KINDS[channel.kind].has_incidents and first.event == "resolved":
         message = _incident_end(session, rows[0], first)
     return _Outgoing(rows=rows, channel=channel, message=message)
+
+
+def _verdict(session: Session, alert: Alert | None, *, now: float) -> str:
+    """Return the verdict on the job of an alert and what to do; without the text that the alert has itself."""
+    job = session.get(models.JobRecord, alert.job) if alert is not None else None
+    if alert is None or job is None:
+        return ""
+    verdict = summaries.summaries(session, [job], now=now)[0].verdict
+    if verdict is None:
+        return ""
+    text = "" if alert.message in verdict.text else f"{verdict.text}."
+    return " ".join(filter(None, [text, f"{verdict.next_step}." if verdict.next_step else ""]))
 
 
 def _incident_end(

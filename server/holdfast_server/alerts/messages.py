@@ -28,6 +28,8 @@ class AlertMessage(msgspec.Struct, kw_only=True, frozen=True):
     """`None` for a test."""
     others: tuple[Alert, ...] = ()
     """Alerts of the same rule about other jobs, which the message is about as well."""
+    verdict: str = ""
+    """The verdict on the job with its next step, when the message about one alert is sent."""
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
@@ -52,7 +54,7 @@ def details(message: AlertMessage) -> str:
     if message.alert is None:
         return "This channel receives the alerts of the project."
     if not message.others:
-        return _details(message, message.alert)
+        return "\n".join(filter(None, [_details(message, message.alert), message.verdict]))
     by_job = sorted(message.alerts, key=lambda alert: alert.job)
     lines = [f"{alert.job}: {_details(message, alert)}" for alert in by_job[:LISTED_ALERTS]]
     more = len(message.alerts) - LISTED_ALERTS

@@ -182,6 +182,30 @@ def test_jobs_that_fall_silent_together_are_one_message_on_each_channel(client, 
     assert "[resolved] 3 jobs of default: Agent silent" in json.loads(hook.got[-1][1])["text"]
 
 
+def test_a_message_about_one_job_says_what_is_at_risk_and_what_to_do(client, agent, clock, hook, post):
+    add(client, hook.url, kind="slack")
+    fall_silent(client, agent, clock)
+    post()
+    assert json.loads(hook.got[0][1])["text"].splitlines()[2] == (
+        "Silent for 2 min 10 s: no report from the agent; a crash has cost 1 s of training. "
+        "If its process has ended, start the script again; else check its network."
+    )
+
+
+def test_a_message_repeats_no_text_of_its_alert(client, agent, clock, hook, post):
+    add(client, hook.url, kind="slack")
+    agent.start()
+    agent.train(10)
+    for _ in range(62):
+        clock.now += 10
+        agent.say()
+    evaluate(client, clock)
+    post()
+    text = json.loads(hook.got[0][1])["text"]
+    assert text.count("no new iteration for 10 min") == 1
+    assert "Read the output of the running attempt, and restart it if it hangs." in text
+
+
 def test_an_incident_of_several_jobs_is_resolved_by_the_last_of_them(client, fleet, clock, hook, post):
     channel = add(client, f"{hook.url}#R0123", kind="pagerduty")
     evaluate(client, clock, 130)
