@@ -355,6 +355,11 @@ class Session:
         return self._drawn_from(number, cursor, epochs)
 
     def _drawn_from(self, number: int, cursor: Cursor, epochs: int | None) -> Iterator[Any]:
+        skipped = self._training.skipped_epochs
+        if epochs is not None and cursor.epoch >= epochs:
+            skipped.skip()
+        elif (what := skipped.end(is_within_epoch=cursor.continues)) is not None:
+            self._reporter.notice("warning", "loader", what)
         while epochs is None or cursor.epoch < epochs:
             restores, epoch, is_empty = self._training.restore_count, cursor.epoch, not cursor.continues
             source = cursor.batches()

@@ -189,7 +189,9 @@ class DataLoader(LoaderPosition):
         """
         if not self._goes_on:  # as in torch, before the first batch is requested
             self._draw_base_seed()
-        elif self._has_no_batch_left and not self._is_evaluation and enclosing() is None:
+        elif self._has_no_batch_left and not (
+            self._is_evaluation or self._iterators.gives_to_session or enclosing()
+        ):
             logger.info(
                 "the checkpoint was taken after the last batch of epoch %d: this loop over the loader gets no "
                 "batch, and the next one begins epoch %d",
@@ -273,6 +275,8 @@ class DataLoader(LoaderPosition):
 
     def _is_shorter_than_an_iteration(self, first: DataPosition) -> bool:
         """Whether the pass from here to the end of the epoch had fewer batches than an iteration uses."""
+        if self._iterators.gives_to_session:
+            return False
         most, last = self._iterators.taken_per_iteration, self.last_position
         return most is None or last is None or last.taken - first.taken < most
 

@@ -26,6 +26,8 @@ class IteratorState:
     seed_drawn: bool = False
     has_session: bool = False
     """Whether a session calls `iteration_ended`."""
+    gives_to_session: bool = False
+    """Whether `session.batches` draws from the loader: a loop of the script evaluates."""
     open: set[object] = field(default_factory=set)
     """Iterators that have given a batch and have not ended."""
     current: object | None = None
@@ -106,9 +108,15 @@ class LoaderPosition:
             if state.current is None:
                 self.position = state.set_position
 
+    def give_to_session(self) -> None:
+        """Record that `session.batches` draws from the loader, and that its iterations are counted there."""
+        self.attach_session()
+        self._iterators.gives_to_session = True
+
     def detach_session(self) -> None:
         """Record that the session is closed."""
-        self._iterators.has_session, self._iterators.set_position = False, self.position
+        state = self._iterators
+        state.has_session, state.gives_to_session, state.set_position = False, False, self.position
 
     def iteration_ended(self) -> None:
         """Record the end of an iteration: the batches drawn so far have been used for training."""

@@ -22,6 +22,7 @@ from holdfast.data.reachable import given_within
 from holdfast.disabled import is_disabled
 from holdfast.distributed.ranks import Ranks
 from holdfast.engine import left_out_data
+from holdfast.engine.skipped_epochs import SkippedEpochs
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format.manifest import MANIFEST, Manifest
 from holdfast.format.shards import differing_keywords, fitting_state, saved_rank, state_for
@@ -125,6 +126,7 @@ class Training:
         """`CapturedState.structure` of the last capture that was compared with `_start`."""
         self.registry.capture({}, gradients=False)  # raise now for what cannot be stored, not hours later
         self._watch = _watch_over(self.registry)
+        self.skipped_epochs = SkippedEpochs(self.registry)
 
     @property
     def epoch(self) -> int:
@@ -276,7 +278,7 @@ class Training:
         number = next((i for i, each in enumerate(known) if each is loader), len(known))
         if number == len(known):
             if isinstance(loader, DataLoader):
-                loader.attach_session()
+                loader.give_to_session()
             cursor = cursor_over(loader)
             # a new loader starts at the beginning, even if the script has looked at its first batch
             left_out_data.go_to(cursor, self._loaded[number] if number < len(self._loaded) else None)

@@ -599,3 +599,46 @@ def test_a_restore_of_the_script_names_the_way_out(tmp_path, caplog):
     assert "refused: this script draws batches from a generator, which can be iterated once" in caplog.text
     assert "run `holdfast restore`, which the next start carries out" in caplog.text
     session._close("SIGKILL")
+
+
+def evaluates(job, *loaders):
+    job.model.eval()
+    with torch.no_grad():
+        for each in loaders:
+            for batch in each:
+                job.model(batch[3].float().unsqueeze(1))
+    job.model.train()
+
+
+def a_call_for_each_epoch(job):
+    for epoch in range(EPOCHS):
+        for batch in job.session.batches(job.a, epochs=epoch + 1):
+            job.iterate(batch, epoch)
+        evaluates(job, job.a, loader(3, torch.utils.data.DataLoader))  # which draws random numbers
+
+
+@pytest.mark.parametrize("make", [two_loaders, two_plain_loaders])
+@pytest.mark.parametrize("deaths", [(6,), (3, 10), (12, 14)])
+def test_code_between_calls_for_epochs_before_the_resume_changes_no_random_number(make, deaths, tmp_path, caplog):
+    assert_exact(a_call_for_each_epoch, tmp_path, deaths, make=make, given=False)
+    assert "ran again for epochs before the checkpoint" not in caplog.text
+
+
+def test_a_schedule_that_steps_again_for_epochs_before_the_resume_is_named(tmp_path, caplog):
+    def scheduled(job):
+        schedule = torch.optim.lr_scheduler.StepLR(job.optimizer, 1)
+        session = holdfast.Session(
+            "scheduled", store=tmp_path, model=job.model, optimizer=job.optimizer, schedule=schedule, every=1
+        )
+        job.session.close()
+        job.session = session
+        for epoch in range(EPOCHS):
+            for batch in session.batches(loader(1), epochs=epoch + 1):
+                job.iterate(batch, epoch)
+            schedule.step()
+
+    text = "ran again for epochs before the checkpoint, and changed a schedule"
+    run(scheduled, tmp_path / "first", dies_after=8)
+    assert text not in caplog.text
+    run(scheduled, tmp_path / "second")
+    assert caplog.text.count(text) == 1

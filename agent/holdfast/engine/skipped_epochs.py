@@ -1,0 +1,58 @@
+"""Epochs before a resume, for which a script calls `session.batches` again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from holdfast.state.registry import Registry
+from holdfast.state.rng import restore_rng, rng_state
+from holdfast.torch_internals import version_of
+
+
+class SkippedEpochs:
+    """Follows a loop that calls `session.batches` for one more epoch each time, and runs other code in between.
+
+    After a resume, the calls for earlier epochs give no batch, but that code runs again.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._is_over = False
+        self._before: tuple[dict[str, Any], list[Any]] | None = None
+        """Random state and `_changes` at the first call that gave nothing."""
+
+    def skip(self) -> None:
+        """Record that a call gives no batch, since its epochs are over."""
+        if self._before is None and not self._is_over:
+            self._before = rng_state(), self._changes()
+
+    def end(self, *, is_within_epoch: bool) -> str | None:
+        """Go back to the random state of the resume where the rest of an epoch follows.
+
+        Returns:
+            A description, if the code of the skipped epochs has changed what the checkpoint holds.
+        """
+        before, self._before, self._is_over = self._before, None, True
+        if before is None or not is_within_epoch:
+            return None
+        restore_rng(before[0])
+        if before[1] == self._changes():
+            return None
+        return (
+            "after the resume, the code that follows the loop over session.batches ran again for epochs before "
+            "the checkpoint, and changed a schedule or a model: training is not what it was without the "
+            "interruption. Run that code only for epochs that are trained: loop over range(loader.epoch, epochs) "
+            "with a holdfast.DataLoader that the session has, or call session.batches once for all epochs"
+        )
+
+    def _changes(self) -> list[Any]:
+        modules = self._registry.modules.values()
+        versions = [version_of(each) for module in modules for each in (*module.parameters(), *module.buffers())]
+        schedules = [
+            repr(each.state_dict())
+            for each in self._registry.objects.values()
+            if isinstance(each, (LRScheduler, ReduceLROnPlateau))
+        ]
+        return [*versions, *schedules]
