@@ -429,7 +429,6 @@ def after_each_batch(note: Callable[[], None]) -> Callable[[], None]:
             return batch
 
         owner.__next__ = counted
-        counted.own = own
     notes.append(note)
 
     def end() -> None:
@@ -437,7 +436,7 @@ def after_each_batch(note: Callable[[], None]) -> Callable[[], None]:
             notes.remove(note)
             if not notes:
                 owner: Any = LOADER_ITERATORS.owner()
-                owner.__next__ = owner.__next__.own
+                owner.__next__ = owner.__next__.__wrapped__
 
     return end
 
