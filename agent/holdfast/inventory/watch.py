@@ -66,6 +66,7 @@ class Inventory:
         self, loaders: Collection[DataLoader], batches: int, *, is_resumed: bool, knows_loaders: bool
     ) -> None:
         """Compare what the iteration that ends has drawn with others; see `DrawnBatches.iteration_ended`."""
+        knows_loaders = knows_loaders or bool(self._drawn_from or self._known_loaders)  # unsaved ones are named
         found = self._draws.iteration_ended(loaders, batches, is_resumed=is_resumed, knows_loaders=knows_loaders)
         self._messages += [("loader", each) for each in found]
 
