@@ -24,7 +24,6 @@ from holdfast.incremental.row_hashes import (
     hash_rows,
     hash_tree,
     leaf_bytes_of,
-    leaves_of,
     whole_leaves,
 )
 
@@ -204,18 +203,18 @@ class IncrementalPlanner:
         self, lineage: int, slots: Sequence[TensorRange], payload: memoryview, unchanged: set[str]
     ) -> LayeredWrite | None:
         """Choose tensors for a base file; without samples of an earlier checkpoint, take some."""
-        large = {
-            slot.name: slot
-            for slot in slots
-            if slot.end - slot.start >= LEAST_TENSOR_BYTES
-            and slot.name not in unchanged
-            and leaves_of(_bytes_of(slot, payload), _leaf_bytes(slot)) <= MOST_LEAVES
-        }
         with self._lock:
             samples, self._samples, self._state = self._samples, None, None
             if self._left:
                 self._left -= 1
                 return None
+        large = {
+            slot.name: slot
+            for slot in slots
+            if slot.end - slot.start >= LEAST_TENSOR_BYTES
+            and slot.name not in unchanged
+            and slot.end - slot.start <= MOST_LEAVES * _leaf_bytes(slot)
+        }
         if self._mode is True:
             chosen = large
         elif samples is None or samples.lineage != lineage:
@@ -223,7 +222,7 @@ class IncrementalPlanner:
                 self._samples = _sampled(lineage, large, payload)
             return None
         else:
-            chosen = {name: slot for name, slot in large.items() if _changes_little(samples, slot, payload)}
+            chosen = _changing_little(samples, large, payload)
         if not chosen:
             self._forget()
             return None
@@ -291,22 +290,49 @@ def _union(regions: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Ten
 
 
 def _sampled(lineage: int, slots: Mapping[str, TensorRange], payload: memoryview) -> _Samples:
-    places, hashes = {}, {}
+    places = {}
     for name, slot in slots.items():
-        whole = whole_leaves(_bytes_of(slot, payload), _leaf_bytes(slot))
-        wanted = max(LEAST_SAMPLES, min(MOST_SAMPLES, int(SAMPLED_SHARE * len(whole))))
-        numbers = torch.linspace(
-            0, len(whole) - 1, min(wanted, len(whole)), dtype=torch.float64, device="cpu"
-        ).long()
-        places[name] = slot, numbers
-        hashes[name] = hash_rows(whole.index_select(0, numbers))
-    return _Samples(lineage, places, hashes)
+        count = (slot.end - slot.start) // _leaf_bytes(slot)
+        wanted = min(count, max(LEAST_SAMPLES, min(MOST_SAMPLES, int(SAMPLED_SHARE * count))))
+        places[name] = slot, torch.arange(wanted, device="cpu") * (count - 1) // max(1, wanted - 1)
+    return _Samples(lineage, places, _sample_hashes(places, payload))
 
 
-def _changes_little(samples: _Samples, slot: TensorRange, payload: memoryview) -> bool:
-    before, numbers = samples.places.get(slot.name, (None, None))
-    if before is None or numbers is None or (before.dtype, before.shape) != (slot.dtype, slot.shape):
-        return False
-    whole = whole_leaves(_bytes_of(slot, payload), _leaf_bytes(slot))
-    now = hash_rows(whole.index_select(0, numbers))
-    return int((now != samples.hashes[slot.name]).sum()) <= MOST_CHANGED_SHARE * len(numbers)
+def _sample_hashes(
+    places: Mapping[str, tuple[TensorRange, torch.Tensor]], payload: memoryview
+) -> dict[str, torch.Tensor]:
+    """Hash leaves of tensors, those of the same size at once: most of the time goes to the calls."""
+    by_size: dict[int, list[str]] = {}
+    for name, (slot, _) in places.items():
+        by_size.setdefault(_leaf_bytes(slot), []).append(name)
+    found = dict[str, torch.Tensor]()
+    for size, names in by_size.items():
+        starts = [
+            slot.start + number * size
+            for slot, numbers in (places[name] for name in names)
+            for number in numbers.tolist()
+        ]
+        rows = bytearray().join(payload[start : start + size] for start in starts)  # torch would use more threads
+        hashes = hash_rows(torch.frombuffer(rows, dtype=torch.uint8).view(-1, size))
+        at = 0
+        for name in names:
+            found[name] = hashes[at : at + len(places[name][1])]
+            at += len(places[name][1])
+    return found
+
+
+def _changing_little(
+    samples: _Samples, slots: Mapping[str, TensorRange], payload: memoryview
+) -> dict[str, TensorRange]:
+    """Return the tensors of which few of the sampled leaves changed."""
+    places = {}
+    for name, slot in slots.items():
+        before, numbers = samples.places.get(name, (None, None))
+        if before is not None and numbers is not None and (before.dtype, before.shape) == (slot.dtype, slot.shape):
+            places[name] = slot, numbers
+    now = _sample_hashes(places, payload)
+    return {
+        name: slots[name]
+        for name, hashes in now.items()
+        if int((hashes != samples.hashes[name]).sum()) <= MOST_CHANGED_SHARE * len(hashes)
+    }

@@ -17,8 +17,8 @@ LEAST_LEAF_BYTES, MOST_LEAF_BYTES = 64, 4096
 CHILDREN = 64
 """Children of an inner node."""
 WORD_BYTES = 8
-BLOCK_WORDS = 1 << 15
-"""Words that are hashed at once: torch uses no other threads for so few, and they fit into the cache."""
+BLOCK_WORDS = 31 << 10
+"""Words that are hashed at once: torch uses no other threads for less than 32 Ki, and they fit into the cache."""
 _LOW = 0xFFFF_FFFF
 
 
@@ -96,10 +96,12 @@ def hash_rows(rows: torch.Tensor) -> torch.Tensor:
     found = torch.empty(count, dtype=torch.int64, device=rows.device)
     buffer = torch.empty(min(count, at_once), words, dtype=torch.int64, device=rows.device)
     shifted = torch.empty_like(buffer)
+    is_aligned = rows.is_contiguous() and rows.data_ptr() % WORD_BYTES == 0
+    source, target = (rows.view(torch.int64), buffer) if is_aligned else (rows, buffer.view(torch.uint8))
     for start in range(0, count, at_once):
         end = min(start + at_once, count)
         mixed, high = buffer[: end - start], shifted[: end - start]
-        mixed.view(torch.uint8).copy_(rows[start:end])
+        target[: end - start].copy_(source[start:end])
         mixed.mul_(first)
         _fold(mixed, high)
         mixed.mul_(second)
