@@ -150,6 +150,7 @@ def test_a_loader_that_is_counted_reads_and_discards(store):
             seen += 1
             if not 5 < seen <= 8:
                 losses.append(oracle.update(batch))
+    oracle.kill()
     assert list(job.losses.values()) == losses
 
 
@@ -232,8 +233,8 @@ def test_a_request_at_the_start_leaves_out_data(store):
     LeavingOutJob(store).run(until=8).kill()
     job = LeavingOutJob(store)
     loaded = job.session._training.load(open_store(store), "job", "000000000005-1")
-    left_out = job.session._training.left_out(loaded, DataSkip(batches=4))
+    left_out = job.session._training.left_out(loaded, DataSkip(batches=4), ())
     assert left_out == (LeftOutData(iteration=5, batches=4),)
     with pytest.raises(IncompatibleCheckpoint, match="numbered from 0"):
-        job.session._training.left_out(loaded, DataSkip(batches=4, loader=1))
+        job.session._training.left_out(loaded, DataSkip(batches=4, loader=1), ())
     job.kill()
