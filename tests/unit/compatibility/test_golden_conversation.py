@@ -103,8 +103,10 @@ def test_an_agent_of_today_understands_the_captured_orders(captured: None) -> No
     polls = [each["path"] for each in EXCHANGES if each["client"] == "AgentClient" and each["method"] == "GET"]
     desired = []
     for path in polls:
-        query = re.search(r"after=(\d+)&wait=([\d.]+)", path)
+        query = re.search(r"after=(\d+)&wait=([\d.]+)(?:&alert_pins=([^&]*))?", path)
         options = {"after": int(query[1]), "wait_seconds": float(query[2])} if query else {}
+        if query and query[3] is not None:
+            options["alert_pins"] = query[3].split(",") if query[3] else []
         desired.append(agent.desired("plain", **options))
     assert any(each is not None and each.budget == 0.02 for each in desired)
     assert any(each is not None and each.restore is not None for each in desired)
