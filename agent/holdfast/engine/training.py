@@ -97,8 +97,7 @@ class Training:
         """What these loaders were constructed with."""
         self._to_leave_out: list[LeftOutData] = []  # once training gets to its iteration
         self._per_iteration: int | None = None  # batches that every iteration has taken; 0: not all as many
-        self.logger_runs: dict[str, tuple[str, int]] = {}
-        """Runs of loggers, by logger: run id and the lineage that it logs."""
+        self.logger_runs: dict[str, tuple[str, int]] = {}  # by logger: run id and the lineage that it logs
         self.unsaved_batches = self.unsaved_updates = 0
         """Batches of `session.batches` and optimizer steps since the last iteration ended."""
         self.replays_updates = False
