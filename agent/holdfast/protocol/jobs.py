@@ -1,4 +1,7 @@
-"""Responses on jobs and their checkpoints, settings and restores, and the bodies of changes."""
+"""Responses on jobs and their checkpoints, settings and restores, and the bodies of changes.
+
+One module, since a job, its orders and its checkpoints refer to each other.
+"""
 
 from __future__ import annotations
 
