@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -16,26 +17,26 @@ import holdfast
 from holdfast.save import forked_image, host_state
 
 ROWS = 2048
+ITERATIONS = 6
 
 
 def train(stage: Any, root: str, killed: int | None = None) -> list[Any]:
-    """Take three checkpoints, of which the child of rank `killed` loses the second; return the outcomes."""
+    """Take checkpoints, of which the child of rank `killed` loses the second; return the outcomes."""
     rank = dist.get_rank()
     model, session, variables = _job(root)
-    fork, outcomes = forked_image.fork_image, []
+    fork, outcomes, forks = forked_image.fork_image, [], itertools.count(1)
     session.resume()
 
     def killing(*args: Any) -> forked_image.ForkedImage:
         image = fork(*args)
-        if rank == killed and session.iteration == 2:
+        if next(forks) == 2 and rank == killed:
             os.kill(image.pid, signal.SIGKILL)
         return image
 
     host_state.fork_image = killing
-    for _ in range(3):
+    for _ in range(ITERATIONS):
         variables.buffer[session.iteration] = rank + session.iteration
         model(torch.ones(2, 4)).sum().backward()
-        session.checkpoint()
         session.step()
         outcomes += [(each.iteration, each.is_durable, each.reason) for each in session.wait(120)]
     session.close()

@@ -13,6 +13,7 @@ import torch
 
 import holdfast
 from holdfast.store import open_store
+from tests.support.host_state_workloads import ITERATIONS
 
 WORLD = 2
 WORKLOADS = "tests.support.host_state_workloads"
@@ -20,13 +21,16 @@ WORKLOADS = "tests.support.host_state_workloads"
 
 @pytest.mark.parametrize("killed", [None, 0, 1])
 def test_all_ranks_have_a_checkpoint_or_none_has(launcher, tmp_path, killed):
-    found = launcher.run(WORLD, f"{WORKLOADS}.train", root=str(tmp_path / "store"), killed=killed)
-    durable = [1, 3] if killed is not None else [1, 2, 3]
-    for outcomes in found:
-        assert [iteration for iteration, is_durable, _ in outcomes if is_durable] == durable
-        assert all(is_durable or "forked process" in reason for _, is_durable, reason in outcomes)
+    first, *others = launcher.run(WORLD, f"{WORKLOADS}.train", root=str(tmp_path / "store"), killed=killed)
+    states = [(iteration, is_durable) for iteration, is_durable, _ in first]
+    assert all([each[:2] for each in outcomes] == states for outcomes in others)
+    assert len(states) >= 3
+    assert [is_durable for _, is_durable in states] == [
+        number != 1 or killed is None for number in range(len(states))
+    ]
+    assert all(is_durable or "forked process" in reason for _, is_durable, reason in first)
     resumed = launcher.run(WORLD, f"{WORKLOADS}.resume", root=str(tmp_path / "store"))
-    assert resumed == [(3, [rank + 0.0, rank + 1.0, rank + 2.0, 0.0]) for rank in range(WORLD)]
+    assert resumed == [(ITERATIONS, [rank + 0.0, rank + 1.0, rank + 2.0, rank + 3.0]) for rank in range(WORLD)]
 
 
 @pytest.mark.parametrize("moment", ["before the write", "within the write", "after the write"])
