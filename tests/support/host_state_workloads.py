@@ -17,7 +17,7 @@ import holdfast
 from holdfast.save import forked_image, host_state
 
 ROWS = 2048
-ITERATIONS = 6
+ITERATIONS = 8
 
 
 def train(stage: Any, root: str, killed: int | None = None) -> list[Any]:
