@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from holdfast.protocol.field_types import MeasuredTime
+from holdfast.protocol.verdicts import Verdict
 from holdfast.protocol.wire import (
     OPEN_ORDER_STATES,
     CheckpointFacts,
@@ -308,25 +309,6 @@ class SupervisorInfo(Struct, kw_only=True, frozen=True):
     """Whether it waits for a restore request."""
 
 
-VerdictCause = Literal[
-    "failed", "silent", "restarting", "restoring", "failing", "stuck", "loss", "damaged", "late", "alert",
-    "paused", "data", "straggler", "starting", "unprotected", "healthy", "stopped", "finished",
-]  # fmt: skip
-"""What a verdict is about, the most severe first."""
-VerdictLevel = Literal["critical", "warning", "info", "good", "ended"]
-
-
-class Verdict(Struct, kw_only=True, frozen=True):
-    """Whether a job is all right, in one sentence: the most severe of its conditions."""
-
-    cause: VerdictCause
-    level: VerdictLevel
-    text: str
-    """The condition with its figure, without a full stop."""
-    next_step: str = ""
-    """What to do about it; empty if there is nothing to do."""
-
-
 class JobSummary(Struct, kw_only=True, frozen=True):
     job: str
     project: str
@@ -396,8 +378,7 @@ class JobSummary(Struct, kw_only=True, frozen=True):
     lineages: int
     inexact: str | None = None
     """Id of the checkpoint whose degraded restore the state of this lineage descends from."""
-    verdict: Verdict | None = None
-    """Whether the job is all right; `None` from an older server."""
+    verdict: Verdict | None = None  # None from an older server
 
     @property
     def has_ended(self) -> bool:

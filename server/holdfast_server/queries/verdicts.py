@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
-from holdfast.protocol.jobs import JobSummary, Verdict, VerdictCause, VerdictLevel
+from holdfast.protocol.jobs import JobSummary
+from holdfast.protocol.verdicts import Verdict, VerdictCause, VerdictLevel
 from holdfast.units import duration
 from holdfast_server import models
 from holdfast_server.db import named_jobs

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
-from holdfast.protocol.jobs import VerdictLevel
+from holdfast.protocol.verdicts import VerdictLevel
 from holdfast.protocol.wire import AttemptFinished, IntervalDecision, Inventory, OutputReport
 from holdfast_web.shared.render import _environment, tab_icon
 from tests.support.clock import FakeClock

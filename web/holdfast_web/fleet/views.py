@@ -10,8 +10,9 @@ from urllib.parse import urlencode
 
 from holdfast.protocol.administration import Alert
 from holdfast.protocol.fleet import BulkAction, BulkOutcome, BulkResult, Fleet
-from holdfast.protocol.jobs import JobStatus, JobSummary, VerdictLevel
+from holdfast.protocol.jobs import JobStatus, JobSummary
 from holdfast.protocol.timeline import ShortWindow
+from holdfast.protocol.verdicts import VerdictLevel
 from holdfast_server.alerts.incidents import open_of_jobs
 from holdfast_server.core.principal import Principal, Role
 from holdfast_server.db import Database

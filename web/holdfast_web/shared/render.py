@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.responses import HTMLResponse
 
-from holdfast.protocol.jobs import VerdictLevel
+from holdfast.protocol.verdicts import VerdictLevel
 from holdfast_server.core.principal import Role, current_principal
 from holdfast_web.shared.assets import static_url
 from holdfast_web.shared.filters import FILTERS

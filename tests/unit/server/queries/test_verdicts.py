@@ -8,7 +8,8 @@ from typing import get_args
 import msgspec
 import pytest
 
-from holdfast.protocol.jobs import CheckpointInfo, JobSummary, Order, RecentFailures, SupervisorInfo, VerdictCause
+from holdfast.protocol.jobs import CheckpointInfo, JobSummary, Order, RecentFailures, SupervisorInfo
+from holdfast.protocol.verdicts import VerdictCause
 from holdfast.protocol.wire import AttemptFinished, Desired, RankTotals
 from holdfast_server.queries import verdicts
 from holdfast_server.queries.ranks import RankFindings
