@@ -38,7 +38,7 @@ def test_one_that_is_acknowledged_or_silenced_no_longer_asks_for_eyes_on_the_fle
     assert "acknowledged by operator" in client.get("/alerts").text
     page = client.get("/").text
     assert "data-severity" not in page
-    assert re.search(r'<a class="row-alerts"[^>]*>1 alert, acknowledged</a>', page)
+    assert re.search(r'<span class="row-alerts"[^>]*>1 alert, acknowledged</span>', page)
     assert client.get("/alerts/count").text == "0"
 
 
