@@ -36,7 +36,7 @@ def test_a_draft_is_read_back_as_it_was_written() -> None:
 
 MOST_COPIED = {
     "saver: Draft": 4,  # the decision: where the attempt stands
-    "snapshotter: replace": 6,  # the copy completes the draft: what was captured
+    "snapshotter: replace": 5,  # the copy completes the draft: what was captured
     "snapshotter: CopyResult": 3,
     "writer: Tensor": 3,
     "two_phase_commit: _Begin": 6,  # from rank 0 to the others
