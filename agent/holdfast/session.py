@@ -172,10 +172,7 @@ class Session:
         atexit.register(self.close_at_exit)
 
     def _build(
-        self,
-        options: Config,
-        objects: Mapping[str, Any],
-        keep_settings: Mapping[str, str | Iterable[str] | None],
+        self, options: Config, objects: Mapping[str, Any], keep_settings: Mapping[str, str | Iterable[str] | None]
     ) -> None:
         """Build the components, each from those before it."""
         store, earlier = optional_parts.open_stores(self.job, options)  # first: the rest attaches to objects
@@ -205,13 +202,12 @@ class Session:
             self._training, self._saver, self._operator, self._reporter, self._ranks, self._meter, earlier,
             self._memory, server=options.server, token=options.token,
         )  # fmt: skip
+        trouble = TroubleRule(options.on_trouble, self._meter.losses, self._saver, self._reporter, self._ranks)
         self._progress = supervisor_channel.open_progress_file(self._ranks.leads)
         self._preemption = PreemptionHandler(options.grace)
         self._lifecycle = Lifecycle()
-        self._reported: str | None = None
-        """The last error that `step` reported: a repeated one is logged once."""
-        self._limitations: set[str] = set()
-        """What was said about loaders: a script may make one in each epoch."""
+        self._reported: str | None = None  # the last error of `step`: a repeated one is logged once
+        self._limitations: set[str] = set()  # said about loaders, of which a script may make one in each epoch
         try:
             kept = {keyword: names for keyword, names in keep_settings.items() if names is not None}
             self.keep(*(keep_settings.keys() - kept.keys()), **kept)
@@ -220,9 +216,7 @@ class Session:
                 reporter=self._reporter, ranks=self._ranks, operator=self._operator, requests=self._requests,
                 startup=startup, meter=self._meter, preemption=self._preemption, lifecycle=self._lifecycle,
                 compression=compression, progress=self._progress, server=options.server,
-                trouble=TroubleRule(
-                    options.on_trouble, self._meter.losses, self._saver, self._reporter, self._ranks
-                ),
+                trouble=trouble,
             )  # fmt: skip
             startup.open()
             self._boundary.attach()
@@ -249,26 +243,18 @@ class Session:
         saver = Saver(
             history,
             Snapshotter(
-                debug=options.debug,
-                arenas=arenas,
-                kept=len(arenas) - options.max_in_flight,
+                debug=options.debug, arenas=arenas, kept=len(arenas) - options.max_in_flight,
                 make_forks=optional_parts.host_state_forks(store, options, reporter, self._memory),
             ),
             Persister(
-                store,
-                max_in_flight=options.max_in_flight,
-                ranks=optional_parts.rank_commit(ranks, store, retention),
-                make_room=retention.make_room,
+                store, max_in_flight=options.max_in_flight,
+                ranks=optional_parts.rank_commit(ranks, store, retention), make_room=retention.make_room,
                 planner=optional_parts.incremental_planner(options, store),
             ),
-            retention,
-            reports,
-            ranks,
-            memory=self._memory,
-            parity=options.parity,
+            retention, reports, ranks, memory=self._memory, parity=options.parity,
             read_metrics=self._meter.newest_metrics if ranks.leads else lambda: None,  # for the manifest
             compresses=compression.begin if compression is not None else lambda: False,
-        )
+        )  # fmt: skip
         if self._memory is not None and self._memory.sender is not None:
             saver.observe(self._memory.sender)
         return saver
@@ -408,22 +394,16 @@ class Session:
     def mark(self, name: str, /, **metrics: Any) -> None:
         """Mark the last iteration on the job's timeline: the end of an epoch, or a validation and its metrics.
 
-        The timeline shows the first 2,000 marks of an attempt; of several ranks, those of rank 0.
-
-        Args:
-            name: what happened, such as "epoch 3" or "validation".
-            **metrics: numbers to show with it.
+        The timeline shows the first 2,000 marks of an attempt; of several ranks, those of rank 0. `name` says what
+        happened, such as "epoch 3" or "validation"; `metrics` are numbers to show with it.
         """
         self._reporter.mark(name, metrics)
 
     def annotate(self, text: str, iteration: int | None = None) -> None:
         """Annotate an iteration on the job's timeline, as in `session.annotate("new data")`.
 
-        It counts as one of the 2,000 marks. Only the call on rank 0 counts.
-
-        Args:
-            text: the note, of at most 300 characters.
-            iteration: a finished one; `None`, or a later one: the last.
+        It counts as one of the 2,000 marks. Only the call on rank 0 counts. `text` has at most 300 characters;
+        `iteration` is a finished one, or `None` for the last, as a later one is.
         """
         self._reporter.mark(text, {}, iteration)
 
