@@ -10,6 +10,7 @@ import difflib
 import getpass
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -31,7 +32,6 @@ from holdfast.pacing.settings import (
 )
 from holdfast.protocol.wire import MAX_LABELS
 from holdfast.retention import Retention, parse_retention
-from holdfast.telemetry.loss_watch import OnTrouble, parse_on_trouble
 from holdfast.units import FixedInterval
 
 DEFAULT_STORE = "checkpoints"
@@ -40,6 +40,7 @@ MOST_LABEL = 64
 """Characters."""
 DEFAULT_GRACE_SECONDS = 30.0
 """Between SIGTERM and SIGKILL, where nothing else is set: that of Kubernetes and of Slurm."""
+_ON_TROUBLE = re.compile(r"(observe|restore)(?: +([0-9]+) +in +([0-9]+))?")
 HOST_STATES = ("auto", "copy", "fork")
 FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
@@ -121,6 +122,33 @@ def _parse_host_state(value: str) -> str:
     if value not in HOST_STATES:
         raise ValueError(f"host_state={value!r}: give one of {', '.join(HOST_STATES)}")
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class OnTrouble:
+    """What a job does about losses that are wrong."""
+
+    mode: Literal["off", "observe", "restore"] = "off"
+    most: int = 2
+    """Most restores, of those whose trouble is within `within` iterations."""
+    within: int = 1000
+
+    @property
+    def is_on(self) -> bool:
+        return self.mode != "off"
+
+
+def parse_on_trouble(value: str | OnTrouble) -> OnTrouble:
+    """Parse `off`, `observe`, `restore` or `restore 3 in 2000`. ValueError for anything else."""
+    if isinstance(value, OnTrouble):
+        return value
+    text = str(value).strip().lower()
+    if text == "off":
+        return OnTrouble()
+    match = _ON_TROUBLE.fullmatch(text)
+    if match is None or 0 in (numbers := [int(each) for each in match.groups()[1:] if each is not None]):
+        raise ValueError(f"on_trouble={value!r}: give off, observe, restore, or restore 3 in 2000")
+    return OnTrouble("restore" if match[1] == "restore" else "observe", *numbers)
 
 
 def setting(

@@ -29,7 +29,6 @@ from holdfast.engine.lifecycle import Life, Lifecycle, ending_of
 from holdfast.engine.operator import Operator
 from holdfast.engine.startup import Startup
 from holdfast.engine.training import Training
-from holdfast.engine.trouble_rule import TroubleRule
 from holdfast.errors import RestoreFailed
 from holdfast.pacing import Controller, parse_every
 from holdfast.protocol import ids
@@ -188,7 +187,7 @@ class Session:
         self._reporter = Reporter(
             self.job, self._position, quiet=not self._ranks.leads, owner=options.owner, labels=options.labels
         )
-        self._meter = IterationMetrics(self._controller, self._reporter, watches=options.on_trouble.is_on)
+        self._meter = IterationMetrics(self._controller, self._reporter, optional_parts.loss_watch(options))
         compression = optional_parts.compression(options, self._ranks, self._controller, self._reporter)
         self._saver = self._build_saver(store, options, compression)
         self._drain = optional_parts.drain_queue(store, options, self._ranks, self._saver, self._reporter)
@@ -202,7 +201,9 @@ class Session:
             self._training, self._saver, self._operator, self._reporter, self._ranks, self._meter, earlier,
             self._memory, server=options.server, token=options.token,
         )  # fmt: skip
-        trouble = TroubleRule(options.on_trouble, self._meter.losses, self._saver, self._reporter, self._ranks)
+        trouble = optional_parts.trouble_rule(
+            options, self._meter.losses, self._saver, self._reporter, self._ranks
+        )
         self._progress = supervisor_channel.open_progress_file(self._ranks.leads)
         self._preemption = PreemptionHandler(options.grace)
         self._lifecycle = Lifecycle()

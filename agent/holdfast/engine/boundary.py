@@ -23,7 +23,6 @@ from holdfast.engine.lifecycle import Life, Lifecycle
 from holdfast.engine.operator import MAX_WITHHELD_SECONDS, Operator
 from holdfast.engine.startup import Start, Startup, publish_attempt
 from holdfast.engine.training import Training
-from holdfast.engine.trouble_rule import TroubleRule
 from holdfast.engine.unsaved_work import UNCOUNTED_UPDATES, UnsavedWork
 from holdfast.errors import RestoreFailed
 from holdfast.pacing import FIRST_SECONDS, Controller
@@ -38,6 +37,7 @@ from holdfast.telemetry.reporter import Reporter
 
 if TYPE_CHECKING:
     from holdfast.engine.probing import Prober
+    from holdfast.engine.trouble_rule import TroubleRule
     from holdfast.save.compression import Compression
 
 ASK_STORE_SECONDS = 60.0
@@ -63,7 +63,7 @@ class Boundary:
         lifecycle: Lifecycle,
         compression: Compression | None,
         progress: ProgressFile | None,
-        trouble: TroubleRule,
+        trouble: TroubleRule | None,
         server: str | None,
     ) -> None:
         self._training, self._controller, self._saver, self._history = training, controller, saver, saver.history
@@ -84,8 +84,7 @@ class Boundary:
         self._coordinator = coordinator_for(ranks, self._choose)
         self._taken_at = time.monotonic()
         """When training began, or began its last checkpoint."""
-        self._ranks_asked_at = 0.0
-        self._store_asked_at = -ASK_STORE_SECONDS
+        self._ranks_asked_at, self._store_asked_at = 0.0, -ASK_STORE_SECONDS
         self._torn = 0
         """Number of copies that were discarded because tensors changed meanwhile."""
 
@@ -202,7 +201,8 @@ class Boundary:
         if self._preemption.is_requested and self._lifecycle.state in (Life.DETACHED, Life.REPLACED):
             self._lifecycle.enter(Life.PREEMPTED)  # there is no decision to wait for
         self._meter.end_iteration(metrics)
-        self._trouble.report()
+        if self._trouble is not None:
+            self._trouble.report()
         if self._reporter.has_server:
             self._operator.follow()
             if self._requests.probe:
@@ -236,7 +236,8 @@ class Boundary:
         if decision.restore is not None:
             self._requests.restore = None
             self._operator.accept(decision.restore.order)
-            self._trouble.accept()
+            if self._trouble is not None:
+                self._trouble.accept()
         elif decision.checkpoint is not None and not decision.end:
             if situation.withheld and not (situation.requested or situation.retry):
                 self._operator.report_withheld()
@@ -261,7 +262,7 @@ class Boundary:
             restore=self._restore_target(),
             requested=self._requests.checkpoint,
             retry=self._requests.retry,
-            due=not self._trouble.withholds and self._is_due(iteration),
+            due=not (self._trouble is not None and self._trouble.withholds) and self._is_due(iteration),
             withheld=time.monotonic() - self._taken_at >= MAX_WITHHELD_SECONDS and self._operator.withholds,
             memory_ready=not (saver.unprepared and is_early),
             has_room=(snapshots.free if iteration == self._position.iteration else snapshots.has_room)
@@ -278,7 +279,7 @@ class Boundary:
         order = self._operator.restore() if self._reporter.has_server else None
         if order is not None:
             return RestoreTarget(order.checkpoint, order.id, order.degraded, order.skip)
-        return self._trouble.target()
+        return self._trouble.target() if self._trouble is not None else None
 
     def _is_due(self, iteration: int) -> bool:
         if not self._is_interval_over(iteration):
@@ -354,7 +355,8 @@ class Boundary:
             publish_attempt(self._history, self._server)
         self._coordinator.begin(self._position.iteration)
         if self._training.restore_count != restores:
-            self._trouble.restarted(self._position.iteration)
+            if self._trouble is not None:
+                self._trouble.restarted(self._position.iteration)
             self.restore_callbacks.run()
         self._meter.clock.restart()
 

@@ -18,11 +18,13 @@ from holdfast.telemetry.reporter import Reporter
 if TYPE_CHECKING:
     from holdfast.engine.draining import DrainQueue
     from holdfast.engine.earlier_start import EarlierStart
+    from holdfast.engine.trouble_rule import TroubleRule
     from holdfast.incremental.planner import IncrementalPlanner
     from holdfast.memory_tier.tier import MemoryTier
     from holdfast.save.compression import Compression
     from holdfast.save.host_state import HostStateForks
     from holdfast.save.two_phase_commit import RankCommit
+    from holdfast.telemetry.loss_watch import LossWatch
 
 
 def open_stores(job: str, options: Config) -> tuple[Store, EarlierStart | None]:
@@ -84,6 +86,26 @@ def host_state_forks(
         )
 
     return make
+
+
+def loss_watch(options: Config) -> LossWatch | None:
+    """Return the watch over the losses; None where the job does nothing about wrong ones."""
+    if not options.on_trouble.is_on:
+        return None
+    from holdfast.telemetry.loss_watch import LossWatch
+
+    return LossWatch()
+
+
+def trouble_rule(
+    options: Config, losses: LossWatch | None, saver: Saver, reporter: Reporter, ranks: Ranks
+) -> TroubleRule | None:
+    """Return the rule that restores by itself when the losses are wrong."""
+    if losses is None:
+        return None
+    from holdfast.engine.trouble_rule import TroubleRule
+
+    return TroubleRule(options.on_trouble, losses, saver, reporter, ranks)
 
 
 def rank_commit(ranks: Ranks, store: Store, retention: RetentionQueue) -> RankCommit | None:

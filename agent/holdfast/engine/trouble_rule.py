@@ -8,13 +8,14 @@ import uuid
 
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.retention_queue import Protector
+from holdfast.config import OnTrouble
 from holdfast.distributed.ranks import Ranks
 from holdfast.engine.coordination import AGREE_EVERY_SECONDS, RestoreTarget
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.protocol.wire import DataSkip
 from holdfast.save.saver import Saver
 from holdfast.store import Lineage
-from holdfast.telemetry.loss_watch import LossWatch, OnTrouble
+from holdfast.telemetry.loss_watch import LossWatch
 from holdfast.telemetry.reporter import Reporter
 
 logger = logging.getLogger("holdfast")
@@ -57,7 +58,7 @@ class TroubleRule:
 
     def target(self) -> RestoreTarget | None:
         """Return the restore that is due, on rank 0, until `accept` or `restarted`."""
-        if not self._rule.is_on or self._target is not None or not self._is_open:
+        if self._target is not None or not self._is_open:
             return self._target
         trouble = self._first_trouble()
         if trouble is not None:

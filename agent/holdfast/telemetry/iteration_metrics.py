@@ -6,15 +6,17 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.pacing import Controller, Observation, Profile
 from holdfast.protocol import wire
 from holdfast.retention import LoggedMetric
 from holdfast.server_link.connection import ServerConnection
 from holdfast.telemetry.iteration_clock import Iteration, IterationClock, MetricReader
-from holdfast.telemetry.loss_watch import LossWatch
 from holdfast.telemetry.reporter import Reporter
+
+if TYPE_CHECKING:
+    from holdfast.telemetry.loss_watch import LossWatch
 
 logger = logging.getLogger("holdfast")
 
@@ -34,9 +36,9 @@ REPORTS_PER_SECOND = 10
 class IterationMetrics:
     """Measures iterations, and their share of checkpoint cost. For the training thread only."""
 
-    def __init__(self, controller: Controller, reporter: Reporter, *, watches: bool = False) -> None:
-        self.losses, self._watches = LossWatch(), watches
-        """The watch over the losses, if they are watched."""
+    def __init__(self, controller: Controller, reporter: Reporter, losses: LossWatch | None = None) -> None:
+        self.losses = losses
+        """The watch over the losses; `None` if they are not watched."""
         self.clock = IterationClock()
         self._controller, self._reporter = controller, reporter
         self._metrics = MetricReader()
@@ -116,7 +118,7 @@ class IterationMetrics:
             self._reporter.sample(measured, metrics)
             if (loss := metrics.get(LOSS)) is None:
                 continue
-            if self._watches and measured.lineage == self._reporter.position.lineage:
+            if self.losses is not None and measured.lineage == self._reporter.position.lineage:
                 self.losses.add(measured.iteration, loss)
             if self._controller.follows_losses:
                 self._controller.job_history.lost(measured.iteration, loss)

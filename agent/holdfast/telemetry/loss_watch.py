@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Literal
 
 SPREADS = 6.0
 """How far above the median of the losses before it a loss is that spikes, in multiples of their usual noise."""
@@ -24,35 +22,6 @@ START_LOSSES = 20
 """Losses whose median is the loss at the start."""
 STAYS_UP = 20
 """Iterations after which the loss must be back to usual."""
-
-_WORDS = re.compile(r"(observe|restore)(?: +([0-9]+) +in +([0-9]+))?")
-
-
-@dataclass(frozen=True, slots=True)
-class OnTrouble:
-    """What a job does about losses that are wrong."""
-
-    mode: Literal["off", "observe", "restore"] = "off"
-    most: int = 2
-    """Most restores, of those whose trouble is within `within` iterations."""
-    within: int = 1000
-
-    @property
-    def is_on(self) -> bool:
-        return self.mode != "off"
-
-
-def parse_on_trouble(value: str | OnTrouble) -> OnTrouble:
-    """Parse `off`, `observe`, `restore` or `restore 3 in 2000`. ValueError for anything else."""
-    if isinstance(value, OnTrouble):
-        return value
-    text = str(value).strip().lower()
-    if text == "off":
-        return OnTrouble()
-    match = _WORDS.fullmatch(text)
-    if match is None or 0 in (numbers := [int(each) for each in match.groups()[1:] if each is not None]):
-        raise ValueError(f"on_trouble={value!r}: give off, observe, restore, or restore 3 in 2000")
-    return OnTrouble("restore" if match[1] == "restore" else "observe", *numbers)
 
 
 @dataclass(slots=True)

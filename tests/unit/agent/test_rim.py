@@ -41,6 +41,7 @@ RIM = {
     "simulation": ["simulation", "pacing.what_if"],
     "supervisor": ["supervisor", "engine.earlier_start", "system.published_imports"],
     "testing": ["testing"],
+    "trouble": ["engine.trouble_rule", "telemetry.loss_watch"],
 }  # fmt: skip
 ALL = "all"
 CASES = RIM | {ALL: [each for names in RIM.values() for each in names]}
