@@ -369,6 +369,8 @@ def _undoable(session: Session, rows: list[models.RestoreOrderRecord]) -> set[st
     orders, points = models.RestoreOrderRecord, models.CheckpointRecord
     safety = and_(points.job == orders.job, points.id == orders.safety_checkpoint, points.state == DURABLE)
     restored = [row.id for row in rows if row.state == "restored"]
+    if not restored:
+        return set()
     return set(session.scalars(select(orders.id).join(points, safety).where(orders.id.in_(restored))))
 
 

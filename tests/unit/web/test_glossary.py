@@ -14,7 +14,7 @@ SCRIPTS = sorted(path for path in STATIC.rglob("*.js") if "vendor" not in path.p
 
 PLAIN = {
     "action", "actor", "address", "after", "afterwards", "before", "browser", "category", "cause", "change",
-    "continue", "continue as a new job", "created", "definition", "deleted", "duration", "elements", "end",
+    "continue", "continue as a new job", "created", "data", "definition", "deleted", "duration", "elements", "end",
     "estimated time", "events", "expires", "free space", "from", "gpu-hours/day lost vs. optimum", "history",
     "host", "kept", "last seen", "last sign-in", "last used", "longest iteration", "longest stall", "loss",
     "lost",
