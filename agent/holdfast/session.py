@@ -343,9 +343,9 @@ class Session:
 
     def _drawn_from(self, number: int, cursor: Cursor, epochs: int | None) -> Iterator[Any]:
         skipped = self._training.skipped_epochs
-        if epochs is not None and cursor.epoch >= epochs:
-            skipped.skip()
-        elif (what := skipped.end(is_within_epoch=cursor.continues)) is not None:
+        is_over = epochs is not None and cursor.epoch >= epochs
+        what = skipped.skip() if is_over else skipped.end(is_within_epoch=cursor.continues)
+        if what is not None:
             self._reporter.notice("warning", "loader", what)
         while epochs is None or cursor.epoch < epochs:
             restores, epoch, is_empty = self._training.restore_count, cursor.epoch, not cursor.continues

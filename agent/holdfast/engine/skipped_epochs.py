@@ -19,27 +19,36 @@ class SkippedEpochs:
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._is_over = False
+        self._is_over, self._is_reported = False, False
         self._before: tuple[dict[str, Any], list[Any]] | None = None
         """Random state and `_changes` at the first call that gave nothing."""
 
-    def skip(self) -> None:
-        """Record that a call gives no batch, since its epochs are over."""
-        if self._before is None and not self._is_over:
-            self._before = rng_state(), self._changes()
+    def skip(self) -> str | None:
+        """Record that a call gives no batch, since its epochs are over. Returns the same as `end`.
+
+        Code that ran since the call before is that of an earlier epoch: only what follows the last one is due.
+        """
+        if self._is_over:
+            return None
+        if self._before is not None:
+            return self._go_back(self._before)
+        self._before = rng_state(), self._changes()
+        return None
 
     def end(self, *, is_within_epoch: bool) -> str | None:
         """Go back to the random state of the resume where the rest of an epoch follows.
 
         Returns:
-            A description, if the code of the skipped epochs has changed what the checkpoint holds.
+            A description, once, if the code of the skipped epochs has changed what the checkpoint holds.
         """
         before, self._before, self._is_over = self._before, None, True
-        if before is None or not is_within_epoch:
-            return None
+        return None if before is None or not is_within_epoch else self._go_back(before)
+
+    def _go_back(self, before: tuple[dict[str, Any], list[Any]]) -> str | None:
         restore_rng(before[0])
-        if before[1] == self._changes():
+        if self._is_reported or before[1] == self._changes():
             return None
+        self._is_reported = True
         return (
             "after the resume, the code that follows the loop over session.batches ran again for epochs before "
             "the checkpoint, and changed a schedule or a model: training is not what it was without the "

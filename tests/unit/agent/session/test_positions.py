@@ -3,6 +3,7 @@
 Each loop is compared with the same loop left alone: iteration, samples and loss, to the bit.
 """
 
+import functools
 import itertools
 import random
 
@@ -31,7 +32,7 @@ class Job:
             "job", store=store, model=self.model, optimizer=self.optimizer, every=1, keep=1000,
             **(loaders if given else {}),
         )  # fmt: skip
-        self.log, self.dies_after = [], dies_after
+        self.log, self.dies_after, self.store = [], dies_after, store
 
     def iterate(self, batch, *seen):
         loss = (self.model(batch[3].float().unsqueeze(1)) - 1).square().mean()
@@ -624,21 +625,56 @@ def test_code_between_calls_for_epochs_before_the_resume_changes_no_random_numbe
     assert "ran again for epochs before the checkpoint" not in caplog.text
 
 
-def test_a_schedule_that_steps_again_for_epochs_before_the_resume_is_named(tmp_path, caplog):
-    def scheduled(job):
-        schedule = torch.optim.lr_scheduler.StepLR(job.optimizer, 1)
-        session = holdfast.Session(
-            "scheduled", store=tmp_path, model=job.model, optimizer=job.optimizer, schedule=schedule, every=1
-        )
-        job.session.close()
-        job.session = session
-        for epoch in range(EPOCHS):
-            for batch in session.batches(loader(1), epochs=epoch + 1):
+def scheduled(job, *, last_step_in_loop=True):
+    schedule = torch.optim.lr_scheduler.StepLR(job.optimizer, 1)
+    objects = {"model": job.model, "optimizer": job.optimizer, "schedule": schedule}
+    job.session.close()
+    job.session = holdfast.Session("scheduled", store=job.store, every=1, **objects)
+    for epoch in range(EPOCHS):
+        for number, batch in enumerate(job.session.batches(loader(1), epochs=epoch + 1)):
+            if number < 4 or last_step_in_loop:
                 job.iterate(batch, epoch)
-            schedule.step()
+        if job.session.iteration == 5 * epoch + 4:
+            job.iterate(batch, epoch)
+        schedule.step()
 
-    text = "ran again for epochs before the checkpoint, and changed a schedule"
-    run(scheduled, tmp_path / "first", dies_after=8)
-    assert text not in caplog.text
-    run(scheduled, tmp_path / "second")
-    assert caplog.text.count(text) == 1
+
+def with_its_last_step_after_the_loop(job):
+    for epoch in range(EPOCHS):
+        for number, batch in enumerate(job.session.batches(job.a, epochs=epoch + 1)):
+            if number < 4:
+                job.iterate(batch, epoch)
+        if job.session.iteration == 5 * epoch + 4:
+            job.iterate(batch, epoch)
+        evaluates(job, job.a)
+        job.log.append((epoch, torch.rand(1).item()))
+
+
+STEPS_AGAIN = "ran again for epochs before the checkpoint, and changed a schedule"
+
+
+def test_a_schedule_that_steps_again_for_epochs_before_the_resume_is_named(tmp_path, caplog):
+    run(scheduled, tmp_path, dies_after=8)
+    assert STEPS_AGAIN not in caplog.text
+    run(scheduled, tmp_path)
+    assert caplog.text.count(STEPS_AGAIN) == 1
+
+
+@pytest.mark.parametrize("make", [two_loaders, two_plain_loaders])
+@pytest.mark.parametrize("iteration", [5, 10])
+def test_after_a_last_step_that_follows_the_loop_only_the_code_after_it_is_due(make, iteration, tmp_path):
+    options = {"make": make, "given": False}
+    whole = run(with_its_last_step_after_the_loop, tmp_path / "whole", **options)
+    run(with_its_last_step_after_the_loop, tmp_path / "killed", dies_after=iteration, **options)
+    resumed = run(with_its_last_step_after_the_loop, tmp_path / "killed", seed=9, **options)
+    due = next(number for number, each in enumerate(whole) if each[0] == iteration and len(each) > 2) + 1
+    assert resumed[-len(whole[due:]) :] == whole[due:]
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize(("epochs", "count"), [(1, 0), (2, 1)])
+def test_a_schedule_that_steps_again_before_a_last_step_after_the_loop_is_named(epochs, count, tmp_path, caplog):
+    loop = functools.partial(scheduled, last_step_in_loop=False)
+    run(loop, tmp_path, dies_after=5 * epochs)
+    run(loop, tmp_path)
+    assert caplog.text.count(STEPS_AGAIN) == count
