@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from holdfast.protocol.administration import AlertChannel
 from holdfast_server import models
 from holdfast_server.accounts.projects import require_project
-from holdfast_server.alerts.channel_kinds.kind import CHANNEL_KINDS, ChannelKind, kind_for
+from holdfast_server.alerts.channel_kinds.kind import CHANNEL_KINDS, ChannelKind, kind_for, kind_of
 from holdfast_server.alerts.conditions import SEVERITIES
 from holdfast_server.core.alert_settings import AlertSettings
 from holdfast_server.core.encoding import answer_from
@@ -111,7 +111,7 @@ def _parse_target(target: str, kind: str, settings: AlertSettings) -> tuple[Chan
 
 
 def _as_answer(row: models.AlertChannelRecord, *, secret: str | None = None) -> AlertChannel:
-    shown = CHANNEL_KINDS[row.kind].shown(row.target)
+    shown = kind_of(row.kind).shown(row.target)
     return answer_from(row, AlertChannel, target=shown, secret=secret)
 
 

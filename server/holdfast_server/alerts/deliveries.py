@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from holdfast.protocol.administration import Alert, AlertDelivery
 from holdfast_server import models
 from holdfast_server.alerts import channels, egress, incidents, messages
-from holdfast_server.alerts.channel_kinds.kind import CHANNEL_KINDS, OutgoingMessage
+from holdfast_server.alerts.channel_kinds.kind import OutgoingMessage, kind_of
 from holdfast_server.alerts.conditions import SEVERITIES
 from holdfast_server.core.alert_settings import AlertSettings
 from holdfast_server.core.encoding import answer_from
@@ -140,7 +140,7 @@ class MessageSender:
             address=self.address, now=now,
         )  # fmt: skip
         try:
-            await CHANNEL_KINDS[channel.kind].send(outgoing, self.settings, self.lookup)
+            await kind_of(channel.kind).send(outgoing, self.settings, self.lookup)
         except egress.UrlBlocked as error:
             return _SendResult(str(error), permanent=True)
         except egress.DeliveryFailed as error:
@@ -193,7 +193,7 @@ def _due_groups(
     groups: dict[tuple[object, ...], tuple[models.AlertChannelRecord, list[models.AlertDeliveryRecord]]] = {}
     for row, channel, rule in session.execute(query):
         # the service resolves an incident, which may be about other alerts than those that end together
-        alone = rule is None or (CHANNEL_KINDS[channel.kind].has_incidents and row.event == "resolved")
+        alone = rule is None or (kind_of(channel.kind).has_incidents and row.event == "resolved")
         key = (channel.id, row.id) if alone else (channel.id, row.event, rule)
         if key in groups or len(groups) < AT_ONCE:
             groups.setdefault(key, (channel, []))[1].append(row)
@@ -211,7 +211,7 @@ def _combined(
     more = tuple(message.alert for message in others if message.alert is not None)
     verdict = _verdict(session, first.alert, now=now) if first.event == "firing" and not more else ""
     message: messages.AlertMessage | None = msgspec.structs.replace(first, others=more, verdict=verdict)
-    if CHANNEL_KINDS[channel.kind].has_incidents and first.event == "resolved":
+    if kind_of(channel.kind).has_incidents and first.event == "resolved":
         message = _incident_end(session, rows[0], first)
     return _Outgoing(rows=rows, channel=channel, message=message)
 

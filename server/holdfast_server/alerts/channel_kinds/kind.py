@@ -106,6 +106,22 @@ class HttpChannel(ChannelKind):
         await egress.post(outgoing.target, body, self.headers(outgoing, body), settings, lookup=lookup)
 
 
+class MissingKind(ChannelKind):
+    """Stands for a kind of a stored channel that this server lacks, as after a downgrade."""
+
+    def recognizes(self, target: str) -> bool:
+        return False
+
+    def parse_target(self, target: str, settings: AlertSettings) -> str:
+        raise InvalidSetting("kind", "this server lacks the kind of the channel")
+
+    def shown(self, target: str) -> str:
+        return "…"  # any part of it may be secret
+
+    async def send(self, outgoing: OutgoingMessage, settings: AlertSettings, lookup: egress.Lookup) -> None:
+        raise egress.UrlBlocked("this server lacks the kind of the channel: remove it, or update the server")
+
+
 CHANNEL_KINDS: dict[str, ChannelKind] = {}
 """All kinds by name, in the order of their modules."""
 
@@ -113,6 +129,11 @@ CHANNEL_KINDS: dict[str, ChannelKind] = {}
 def register(kind: K) -> K:
     CHANNEL_KINDS[kind.name] = kind()
     return kind
+
+
+def kind_of(name: str) -> ChannelKind:
+    """Return the kind of a stored channel."""
+    return CHANNEL_KINDS.get(name) or MissingKind()
 
 
 def kind_for(target: str) -> ChannelKind:

@@ -12,8 +12,10 @@ from email import message_from_bytes
 import pytest
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult
+from sqlalchemy import update
 from starlette.testclient import TestClient
 
+from holdfast_server import models
 from holdfast_server.alerts import deliveries, evaluation
 from holdfast_server.alerts.channel_kinds.webhook import signature
 from holdfast_server.alerts.deliveries import RETRY_SECONDS, MessageSender
@@ -487,3 +489,22 @@ def test_a_setting_that_cannot_be_is_named(environment):
 def test_the_chore_is_one_of_the_servers():
     chore = deliveries.chore(AlertSettings(), address="", metrics=ServerMetrics())
     assert (chore.name, chore.every_seconds) == ("alert deliveries", 2.0)
+
+
+def test_a_channel_of_a_kind_that_the_server_lacks_delays_no_other(client, agent, clock, hook, post):
+    missing, other = add(client, f"{hook.url}/secret"), add(client, hook.url)
+    rows = models.AlertChannelRecord
+    renamed = update(rows).where(rows.id == missing["id"]).values(kind="pigeon")
+    client.app.state.services.database.write(lambda session: session.execute(renamed))
+    fall_silent(client, agent, clock)
+    post()
+    assert len(hook.got) == 1
+    assert [row["state"] for row in log(client, other)] == ["delivered"]
+    (row,) = log(client, missing)
+    assert (row["state"], "lacks the kind" in row["error"]) == ("failed", True)
+    channels = {each["id"]: each for each in client.get(CHANNELS).json()["channels"]}
+    assert channels[missing["id"]]["kind"] == "pigeon"
+    page = client.get("/projects/default/alert-channels")
+    assert page.status_code == 200
+    assert re.search(r"pigeon\s+to …, severity", page.text)
+    assert client.delete(f"{CHANNELS}/{missing['id']}").status_code == 204
