@@ -335,6 +335,7 @@ class Session:
         """
         self.resume()
         number, cursor = self._training.cursor_for(loader)
+        self._training.to_leave_out.report(self._saver.history, self._reporter)
         is_known = cursor.limitation in self._limitations
         if cursor.limitation and not is_known and (epochs is None or cursor.epoch < epochs):
             self._limitations.add(cursor.limitation)

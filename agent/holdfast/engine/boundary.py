@@ -125,6 +125,7 @@ class Boundary:
         if self._lifecycle.state is Life.STARTING:
             self._begin_afresh()
         try:
+            self._training.to_leave_out.report(self._history, self._reporter)
             self.settle()
             self._measure(metrics)
         finally:  # even after an error here: the other ranks reach the same boundary and wait for this one

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from holdfast.data.cursor import Cursor, require_leaving_out
-from holdfast.errors import IncompatibleCheckpoint
+from holdfast.distributed.ranks import Ranks
+from holdfast.errors import HoldfastError, IncompatibleCheckpoint
+from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.protocol.wire import DataSkip, LeftOutData
+from holdfast.save.history import History
+from holdfast.telemetry.reporter import Reporter
 
 LEAVE_OUT = "leave_out"
 """Key in the position of a loader: how many batches to leave out when the loader gets there."""
@@ -68,31 +74,141 @@ def _resolved(skip: DataSkip, iteration: int, session: Mapping[str, Any]) -> tup
     return number, ahead * each
 
 
+class ToLeaveOut:
+    """Data that training has yet to leave out: on all ranks, or on none.
+
+    What cannot be left out after all is dropped, with a notice: training goes on with that data.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._pending: list[LeftOutData] = []
+        """Once training gets to its iteration; in order."""
+        self._dropped: list[tuple[LeftOutData, str]] = []
+        """What was not left out, and why, until `report`."""
+
+    def begin(self, pending: Sequence[LeftOutData], iteration: int, positions: Sequence[Position]) -> None:
+        """Go on at the iteration of a checkpoint and its positions, with what is to be left out from there on."""
+        self._pending = list(pending)
+        _note(self._due(iteration), positions)
+
+    def go_to(self, number: int, cursor: Cursor, position: Position | None, iteration: int) -> None:
+        """Take a cursor to a position, and past what is to be left out there. Then collective over all ranks."""
+        if position is not None and (batches := position.get(LEAVE_OUT)):
+            there = position
+            try:
+                position = self._ranks.run_on_all(lambda: _advanced(cursor, there, 0))
+            except Exception as error:  # training comes first
+                position = _without_mark(there)
+                self._drop(LeftOutData(iteration=iteration, batches=batches, loader=number), error)
+        cursor.load_state_dict(position)
+
+    def reach(self, iteration: int, cursors: Sequence[Cursor], later: Sequence[Position]) -> bool:
+        """Leave out what is due after an iteration; return whether a cursor has moved. Collective if any is due.
+
+        Args:
+            later: positions of the loaders that the script has not used yet.
+        """
+        if not (due := self._due(iteration)):
+            return False
+
+        def advanced() -> list[Position]:
+            positions = [cursor.state_dict() for cursor in cursors]
+            _note([each for each in due if each.loader < len(cursors)], positions)
+            return [
+                _advanced(cursor, position, 0) if LEAVE_OUT in position else {}
+                for cursor, position in zip(cursors, positions, strict=True)
+            ]
+
+        try:
+            positions = self._ranks.run_on_all(advanced)
+        except Exception as error:  # training comes first
+            for each in due:
+                self._drop(each, error)
+            return False
+        _note(due, [*({} for _ in cursors), *later])
+        for cursor, position in zip(cursors, positions, strict=True):
+            if position:
+                cursor.load_state_dict(position)
+        return any(positions)
+
+    def report(self, history: History, reporter: Reporter) -> None:
+        """Begin a lineage that does not name what was dropped, if anything was. Collective over all ranks then."""
+        dropped, self._dropped = self._dropped, []
+        if not dropped:
+            return
+        left_out = history.lineage.left_out
+        for each, reason in dropped:
+            left_out = _without(left_out, each)
+            reporter.notice(
+                "error", "left_out", f"{_named(each)} cannot be left out, and are trained on: {reason}"
+            )
+        head = history.head
+        try:
+            history.begin_lineage(
+                parse_checkpoint_id(head)[0] if head is not None else 0,
+                head,
+                inexact=history.lineage.inexact,
+                left_out=left_out,
+            )
+        except (OSError, HoldfastError) as error:  # the checkpoints of this attempt are right all the same
+            history.continue_lineage(msgspec.structs.replace(history.lineage, left_out=left_out), head)
+            reporter.notice("error", "left_out", f"the store still names data as left out that was not: {error}")
+        else:
+            reporter.lineage_began(history.lineage)
+
+    def _due(self, iteration: int) -> list[LeftOutData]:
+        """Take what is due at an iteration. What was due before it was not left out by whoever got there."""
+        due = [each for each in self._pending if each.iteration == iteration]
+        self._pending = [each for each in self._pending if each.iteration > iteration]
+        return due
+
+    def _drop(self, left_out: LeftOutData, error: Exception) -> None:
+        self._dropped.append((left_out, str(error)))
+
+
 def describe(left_out: LeftOutData) -> str:
     """Describe data that a restore left out, for people."""
-    loader = f" of loader {left_out.loader}" if left_out.loader else ""
-    return f"{left_out.batches:,} batches{loader} after iteration {left_out.iteration:,} are left out of training"
-
-
-def note(pending: list[LeftOutData], iteration: int, positions: Sequence[Position]) -> None:
-    """Move what is to be left out at `iteration` from `pending` into the positions of the loaders.
-
-    A position holds it until the script uses its loader, which may be several checkpoints later.
-    """
-    while pending and pending[0].iteration <= iteration:
-        left_out = pending.pop(0)
-        if left_out.loader < len(positions):
-            position = positions[left_out.loader]
-            position[LEAVE_OUT] = position.get(LEAVE_OUT, 0) + left_out.batches
+    return f"{_named(left_out)} are left out of training"
 
 
 def go_to(cursor: Cursor, position: Position | None) -> None:
-    """Take a cursor to a position, and past what is to be left out there."""
+    """Take a cursor to a position, and past what is to be left out there, on this rank alone."""
     if position is not None and LEAVE_OUT in position:
         position = _advanced(cursor, position, 0)
     cursor.load_state_dict(position)
 
 
+def _named(left_out: LeftOutData) -> str:
+    loader = f" of loader {left_out.loader}" if left_out.loader else ""
+    return f"{left_out.batches:,} batches{loader} after iteration {left_out.iteration:,}"
+
+
+def _note(due: Sequence[LeftOutData], positions: Sequence[Position]) -> None:
+    """Add what is due to the positions of the loaders.
+
+    A position holds it until the script uses its loader, which may be several checkpoints later.
+    """
+    for each in due:
+        if each.loader < len(positions):
+            position = positions[each.loader]
+            position[LEAVE_OUT] = position.get(LEAVE_OUT, 0) + each.batches
+
+
+def _without(left_out: tuple[LeftOutData, ...], dropped: LeftOutData) -> tuple[LeftOutData, ...]:
+    """Return what is left of a list without the newest entries that make up the dropped data."""
+    kept, batches = [], dropped.batches
+    for each in reversed(left_out):
+        if each.loader == dropped.loader and each.iteration <= dropped.iteration and 0 < each.batches <= batches:
+            batches -= each.batches
+        else:
+            kept.append(each)
+    return tuple(reversed(kept))
+
+
 def _advanced(cursor: Cursor, position: Position, batches: int) -> Position:
-    state = {key: value for key, value in position.items() if key != LEAVE_OUT}
-    return cursor.leave_out(state, batches + position.get(LEAVE_OUT, 0))
+    return cursor.leave_out(_without_mark(position), batches + position.get(LEAVE_OUT, 0))
+
+
+def _without_mark(position: Position) -> Position:
+    return {key: value for key, value in position.items() if key != LEAVE_OUT}

@@ -22,6 +22,7 @@ from holdfast.data.reachable import given_within
 from holdfast.disabled import is_disabled
 from holdfast.distributed.ranks import Ranks
 from holdfast.engine import left_out_data
+from holdfast.engine.left_out_data import ToLeaveOut
 from holdfast.engine.skipped_epochs import SkippedEpochs
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format.manifest import MANIFEST, Manifest
@@ -95,7 +96,7 @@ class Training:
         """Positions from a checkpoint, also for loaders that the script has not used yet."""
         self._loaded_settings: list[dict[str, Any]] = []
         """What these loaders were constructed with."""
-        self._to_leave_out: list[LeftOutData] = []  # once training gets to its iteration
+        self.to_leave_out = ToLeaveOut(ranks)
         self._per_iteration: int | None = None  # batches that every iteration has taken; 0: not all as many
         self.logger_runs: dict[str, tuple[str, int]] = {}  # by logger: run id and the lineage that it logs
         self.unsaved_batches = self.unsaved_updates = 0
@@ -226,8 +227,9 @@ class Training:
             self._per_iteration = self.unsaved_batches
         elif self._per_iteration != self.unsaved_batches:
             self._per_iteration = 0
-        if self._to_leave_out:
-            self._leave_out_later()
+        cursors = [cursor for _, cursor in self._loaders]
+        if self.to_leave_out.reach(self._position.iteration, cursors, self._loaded[len(cursors) :]):
+            self.restore_count += 1
         self.unsaved_batches = self.unsaved_updates = 0
         self._was_replay_announced, self._is_replay_announced = self._is_replay_announced, False
         self._ended += 1
@@ -280,7 +282,8 @@ class Training:
                 loader.give_to_session()
             cursor = cursor_over(loader)
             # a new loader starts at the beginning, even if the script has looked at its first batch
-            left_out_data.go_to(cursor, self._loaded[number] if number < len(self._loaded) else None)
+            position = self._loaded[number] if number < len(self._loaded) else None
+            self.to_leave_out.go_to(number, cursor, position, self._position.iteration)
             self._loaders.append((loader, cursor))
             if not isinstance(loader, DataLoader):
                 self._enclosed.update(given_within(loader, self.registry.given))
@@ -548,8 +551,8 @@ class Training:
         state = decode(loaded.state["session"], loaded.tensors, copy=True)
         self._position.iteration = loaded.manifest.iteration
         self._loaded, self._per_iteration = state["loaders"], state.get("batches_an_iteration")
-        self._to_leave_out = list(left_out[len(loaded.manifest.left_out) :])
-        left_out_data.note(self._to_leave_out, self._position.iteration, self._loaded)
+        pending = left_out[len(loaded.manifest.left_out) :]
+        self.to_leave_out.begin(pending, self._position.iteration, self._loaded)
         self._loaded_settings = state.get("loader_settings", [])
         self.logger_runs = {} if loaded.manifest.origin else state.get("logger_runs", {})  # not a fork's source's
         if restarted:  # in place, the current measurements are better
@@ -558,15 +561,6 @@ class Training:
         self.restore_count += 1
         for i, (_, cursor) in enumerate(self._loaders):
             left_out_data.go_to(cursor, self._loaded[i] if i < len(self._loaded) else None)
-
-    def _leave_out_later(self) -> None:
-        """Leave out the data of a restore to a later checkpoint than the one that training resumed from."""
-        positions = [cursor.state_dict() for _, cursor in self._loaders]
-        left_out_data.note(self._to_leave_out, self._position.iteration, positions)
-        for (_, cursor), position in zip(self._loaders, positions, strict=True):
-            if left_out_data.LEAVE_OUT in position:
-                left_out_data.go_to(cursor, position)
-                self.restore_count += 1
 
 
 def _watch_over(registry: Registry) -> Watch | None:

@@ -167,7 +167,7 @@ class History:
 
     def follow_lineage(self, number: int) -> None:
         """Switch to the lineage that rank 0 began when the store came back."""
-        if number != self.lineage.number:
+        if number > self.lineage.number:  # a decision may be from before this rank began a lineage
             self.continue_lineage(msgspec.structs.replace(self.lineage, number=number), self.head)
 
     def update_lineage(self) -> None:

@@ -10,8 +10,9 @@ import holdfast
 from holdfast.checkpoint import restore
 from holdfast.errors import IncompatibleCheckpoint
 from holdfast.protocol import wire
-from holdfast.protocol.wire import DataSkip, LeftOutData, skip_of
+from holdfast.protocol.wire import DataSkip, Desired, LeftOutData, RestoreOrder, skip_of
 from holdfast.store import Lineage, open_store
+from tests.support.fake_server_connection import FakeServerConnection
 from tests.support.left_out_workloads import (
     BATCH_SIZE,
     SAMPLES,
@@ -191,6 +192,36 @@ def test_what_cannot_be_left_out_is_refused_before_anything_changes(store, loade
     assert reason in caplog.text
     assert [each.number for each in lineages(store)] == [1]
     assert list(job.losses) == list(range(1, len(job.losses) + 1))
+
+
+@pytest.mark.parametrize(
+    ("loader", "batches", "reason"),
+    [
+        (lambda: DataLoader(Endless(), batch_size=BATCH_SIZE), 2, "has no len()"),
+        (lambda: DataLoader(Still(), batch_size=BATCH_SIZE), EPOCH, "only 7 batches of this epoch are left"),
+    ],
+    ids=["without a length", "too few left"],
+)
+def test_a_start_whose_loader_cannot_leave_out_trains_on_the_data(
+    linked, store, loader, batches, reason, monkeypatch, caplog
+):
+    LeavingOutJob(store, loader=loader()).run(until=8).kill()
+    order = RestoreOrder(id="o", checkpoint="000000000005-1", fence=1, skip=DataSkip(batches=batches))
+    monkeypatch.setattr(FakeServerConnection, "first", Desired(version=5, restore=order))
+    job = LeavingOutJob(store, loader=loader(), **linked).run(until=7, lineage=3)
+    assert list(job.losses) == [6, 7]
+    assert f"{batches} batches after iteration 5 cannot be left out, and are trained on" in caplog.text
+    assert reason in caplog.text
+    job.session.checkpoint()
+    job.run(until=10, lineage=3).kill()
+    assert [(each.number, len(each.left_out)) for each in lineages(store)] == [(1, 0), (2, 1), (3, 0)]
+    found = [each for each in open_store(store).checkpoints("job") if each.endswith("-3")]
+    assert found
+    assert all(not restore.manifest(open_store(store), "job", each).left_out for each in found)
+    monkeypatch.setattr(FakeServerConnection, "first", None)
+    again = LeavingOutJob(store, loader=loader(), **linked).run(until=12, lineage=3)
+    assert again.session.lineage == 3
+    again.kill()
 
 
 def order_without_length():
