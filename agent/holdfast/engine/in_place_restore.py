@@ -156,7 +156,8 @@ class InPlaceRestore:
     def _left_out(self, loaded: LoadedCheckpoint, wanted: RestoreTarget) -> tuple[LeftOutData, ...]:
         """Return the data that the new lineage leaves out, if all ranks can."""
         current = self._history.lineage.left_out
-        return self._ranks.run_on_all(lambda: self._training.left_out(loaded, wanted.skip, current))
+        training = self._training
+        return self._ranks.run_on_all(lambda: training.left_out(loaded, wanted.skip, current, training.counted))
 
     def _at_next_start(self, target: CheckpointToRestore, wanted: RestoreTarget, reason: str) -> bool:
         """Under a supervisor, save the current state and end; without one, leave the order for the next start."""

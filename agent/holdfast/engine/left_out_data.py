@@ -22,12 +22,32 @@ Position = dict[str, Any]
 """State of a cursor."""
 
 
+class BatchesAnIteration(msgspec.Struct, frozen=True):
+    """How many batches each iteration up to the current one has taken."""
+
+    batches: int = 0
+    """0: not known."""
+    since: int = 0
+    """The iteration after which all have taken that number, on this number of ranks."""
+
+    @classmethod
+    def saved(cls, session: Mapping[str, Any], iteration: int) -> BatchesAnIteration:
+        """Return what the session's state of a checkpoint says."""
+        batches = session.get("batches_an_iteration") or 0
+        return cls(batches, session.get("batches_counted_from", 0 if batches else iteration))
+
+    def after(self, iteration: int, batches: int) -> BatchesAnIteration:
+        """Return what is known after an iteration that took so many."""
+        return self if batches == self.batches else BatchesAnIteration(batches, iteration - 1)
+
+
 def of_skip(
     skip: DataSkip,
     iteration: int,
     session: Mapping[str, Any],
     cursors: Sequence[Cursor],
     since: Sequence[LeftOutData],
+    counted: BatchesAnIteration,
 ) -> LeftOutData:
     """Return the data that a restore to `iteration` leaves out.
 
@@ -35,12 +55,13 @@ def of_skip(
         session: the session's state in the checkpoint, decoded.
         cursors: those of the loaders that the script uses already.
         since: what was left out after that iteration on the way to the current state.
+        counted: the batches of the iterations up to the current state.
 
     Raises:
         IncompatibleCheckpoint: the data cannot be left out exactly.
     """
     try:
-        number, batches = _resolved(skip, iteration, session)
+        number, batches = _resolved(skip, iteration, len(session["loaders"]), counted)
         if skip.to_iteration is not None:  # which is one of the current state: data before it stays left out
             batches += sum(
                 each.batches for each in since if each.loader == number and each.iteration < skip.to_iteration
@@ -54,9 +75,8 @@ def of_skip(
     return LeftOutData(iteration=iteration, batches=batches, loader=number)
 
 
-def _resolved(skip: DataSkip, iteration: int, session: Mapping[str, Any]) -> tuple[int, int]:
+def _resolved(skip: DataSkip, iteration: int, loaders: int, counted: BatchesAnIteration) -> tuple[int, int]:
     """Return the number of the loader and the number of its batches."""
-    loaders, each = len(session["loaders"]), session.get("batches_an_iteration")
     if not loaders:
         raise ValueError("this script does not draw its data from session.batches(...)")
     if skip.loader is None and loaders > 1:
@@ -66,12 +86,14 @@ def _resolved(skip: DataSkip, iteration: int, session: Mapping[str, Any]) -> tup
         raise ValueError(f"it uses {loaders} loaders, numbered from 0")
     if skip.batches is not None:
         return number, skip.batches
-    if not each or loaders > 1:
-        raise ValueError("its iterations do not all take the same number of batches: give a number of batches")
+    if not counted.batches or loaders > 1 or counted.since > iteration:
+        raise ValueError(
+            "not all iterations after it have taken the same number of batches: give a number of batches"
+        )
     ahead = (skip.to_iteration or 0) - iteration
     if ahead <= 0:
         raise ValueError(f"iteration {skip.to_iteration:,} is not after it")
-    return number, ahead * each
+    return number, ahead * counted.batches
 
 
 class ToLeaveOut:

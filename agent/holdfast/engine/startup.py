@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.restore import LoadedCheckpoint
+from holdfast.checkpoint.stored_manifest import read_stored
 from holdfast.config import environment_notices
 from holdfast.distributed.ranks import Ranks, RanksLost
+from holdfast.engine.left_out_data import BatchesAnIteration
 from holdfast.engine.operator import Operator
 from holdfast.engine.training import Training
 from holdfast.engine.unsaved_work import describe_running_predecessor
@@ -318,7 +320,7 @@ class Startup:
         try:
             left = self._ask_store(self._head, str | None)
             loaded = self._load(order.checkpoint, degraded=order.degraded)
-            left_out = self._left_out(loaded, order.skip)
+            left_out = self._left_out(loaded, order.skip, left)
             self._reporter.order(order.id, "restoring")
             self._put_in_place(loaded, left_out)
         except RanksLost:
@@ -336,11 +338,26 @@ class Startup:
         chain = restore.candidates(self._history.store, self._history.job)
         return next((checkpoint for checkpoint, continues in chain if continues), None)
 
-    def _left_out(self, loaded: LoadedCheckpoint, skip: wire.DataSkip | None) -> tuple[wire.LeftOutData, ...]:
+    def _left_out(
+        self, loaded: LoadedCheckpoint, skip: wire.DataSkip | None, head: str | None
+    ) -> tuple[wire.LeftOutData, ...]:
         """Return the data that the new lineage leaves out, if all ranks can."""
         lineages = self._ask_store(self._lineages, list[Lineage])
         current = lineages[-1].left_out if lineages else ()
-        return self._ranks.run_on_all(lambda: self._training.left_out(loaded, skip, current))
+        counted = BatchesAnIteration()
+        if skip is not None and head is not None:
+            counted = self._ask_store(lambda: self._counted(head), BatchesAnIteration)
+        return self._ranks.run_on_all(lambda: self._training.left_out(loaded, skip, current, counted))
+
+    def _counted(self, head: str) -> BatchesAnIteration:
+        """Return how many batches the iterations up to a checkpoint took, if that is known for these ranks."""
+        try:
+            manifest = read_stored(self._history.store, self._history.job, head).manifest
+        except HoldfastError:  # damaged: the caller can give a number of batches
+            return BatchesAnIteration()
+        if manifest.world_size != self._ranks.world_size:
+            return BatchesAnIteration()
+        return BatchesAnIteration.saved(manifest.state["session"], manifest.iteration)
 
     def _lineages(self) -> list[Lineage]:
         return self._history.store.records(self._history.job, Lineage)

@@ -22,7 +22,7 @@ from holdfast.data.reachable import given_within
 from holdfast.disabled import is_disabled
 from holdfast.distributed.ranks import Ranks
 from holdfast.engine import left_out_data
-from holdfast.engine.left_out_data import ToLeaveOut
+from holdfast.engine.left_out_data import BatchesAnIteration, ToLeaveOut
 from holdfast.engine.skipped_epochs import SkippedEpochs
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format.manifest import MANIFEST, Manifest
@@ -97,7 +97,7 @@ class Training:
         self._loaded_settings: list[dict[str, Any]] = []
         """What these loaders were constructed with."""
         self.to_leave_out = ToLeaveOut(ranks)
-        self._per_iteration: int | None = None  # batches that every iteration has taken; 0: not all as many
+        self.counted = BatchesAnIteration()
         self.logger_runs: dict[str, tuple[str, int]] = {}  # by logger: run id and the lineage that it logs
         self.unsaved_batches = self.unsaved_updates = 0
         """Batches of `session.batches` and optimizer steps since the last iteration ended."""
@@ -223,10 +223,7 @@ class Training:
                 is_resumed=self.restore_count > 0,
                 knows_loaders=bool(self._loaders or self._given_loaders),
             )
-        if self._per_iteration is None:
-            self._per_iteration = self.unsaved_batches
-        elif self._per_iteration != self.unsaved_batches:
-            self._per_iteration = 0
+        self.counted = self.counted.after(self._position.iteration, self.unsaved_batches)
         cursors = [cursor for _, cursor in self._loaders]
         if self.to_leave_out.reach(self._position.iteration, cursors, self._loaded[len(cursors) :]):
             self.restore_count += 1
@@ -382,7 +379,8 @@ class Training:
                 "lineage": self._position.lineage,
                 "loaders": [*positions, *self._loaded[len(positions) :]],
                 "loader": self._current,
-                "batches_an_iteration": self._per_iteration,
+                "batches_an_iteration": self.counted.batches,
+                "batches_counted_from": self.counted.since,
                 "loader_settings": [*settings, *self._loaded_settings[len(settings) :]],
                 "enclosed": sorted(self._enclosed),
                 "controller": self._controller.state_dict(),
@@ -424,12 +422,17 @@ class Training:
         )
 
     def left_out(
-        self, loaded: LoadedCheckpoint, skip: DataSkip | None, current: tuple[LeftOutData, ...]
+        self,
+        loaded: LoadedCheckpoint,
+        skip: DataSkip | None,
+        current: tuple[LeftOutData, ...],
+        counted: BatchesAnIteration,
     ) -> tuple[LeftOutData, ...]:
         """Return the data that was left out before a checkpoint, and what `skip` leaves out after it.
 
         Args:
             current: what was left out on the way to the current state, whose iterations `skip` may name.
+            counted: the batches of its iterations.
 
         Raises:
             IncompatibleCheckpoint: the data cannot be left out exactly; nothing has changed.
@@ -440,7 +443,8 @@ class Training:
         session = decode(loaded.state["session"], loaded.tensors, copy=True)
         cursors = [cursor for _, cursor in self._loaders]
         since = current[len(before) :] if current[: len(before)] == before else ()
-        return (*before, left_out_data.of_skip(skip, loaded.manifest.iteration, session, cursors, since))
+        iteration = loaded.manifest.iteration
+        return (*before, left_out_data.of_skip(skip, iteration, session, cursors, since, counted))
 
     def inexact(self, loaded: LoadedCheckpoint | None) -> str | None:
         """Return the checkpoint whose degraded restore makes the state of any rank inexact, or None."""
@@ -550,7 +554,9 @@ class Training:
         self._drawn = self.updates = self._ended = 0
         state = decode(loaded.state["session"], loaded.tensors, copy=True)
         self._position.iteration = loaded.manifest.iteration
-        self._loaded, self._per_iteration = state["loaders"], state.get("batches_an_iteration")
+        self._loaded, self.counted = state["loaders"], BatchesAnIteration(since=self._position.iteration)
+        if loaded.manifest.world_size == self._ranks.world_size:
+            self.counted = BatchesAnIteration.saved(state, self._position.iteration)
         pending = left_out[len(loaded.manifest.left_out) :]
         self.to_leave_out.begin(pending, self._position.iteration, self._loaded)
         self._loaded_settings = state.get("loader_settings", [])

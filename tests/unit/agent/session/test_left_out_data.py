@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader
 
 import holdfast
 from holdfast.checkpoint import restore
+from holdfast.engine.left_out_data import BatchesAnIteration
 from holdfast.errors import IncompatibleCheckpoint
 from holdfast.protocol import wire
 from holdfast.protocol.wire import DataSkip, Desired, LeftOutData, RestoreOrder, skip_of
@@ -53,18 +54,38 @@ def test_data_is_left_out_up_to_an_iteration_of_several_batches(store):
     assert (left_out.iteration, left_out.batches) == (2, 3)
 
 
+def test_iterations_that_take_other_batches_than_those_before_count_as_they_are(store):
+    LeavingOutJob(store, every=2).run(until=2, accumulate=3).kill()
+    job = LeavingOutJob(store, every=2)
+    job.run(restore_once(2, 4, skip_to=4))
+    (left_out,) = lineages(store)[-1].left_out
+    assert (left_out.iteration, left_out.batches) == (2, 2)
+
+
+@pytest.mark.parametrize(("accumulates", "batches"), [((1, 2), 6), ((1, 1), 3), ((2, 1), 3)], ids=str)
+def test_a_start_counts_the_batches_of_the_iterations_that_it_leaves_out(
+    linked, store, accumulates, batches, monkeypatch
+):
+    for until, accumulate in zip((5, 10), accumulates, strict=True):
+        LeavingOutJob(store).run(until=until, accumulate=accumulate).kill()
+    order = RestoreOrder(id="o", checkpoint="000000000005-1", fence=1, skip=DataSkip(to_iteration=8))
+    monkeypatch.setattr(FakeServerConnection, "first", Desired(version=5, restore=order))
+    LeavingOutJob(store, **linked).run(until=6, lineage=2).kill()
+    assert lineages(store)[-1].left_out == (LeftOutData(iteration=5, batches=batches),)
+
+
 def test_iterations_of_differing_batches_have_no_place_to_skip_to(store, caplog):
     job, drawn = LeavingOutJob(store, every=3), []
     for batch in job.session.batches(job.loader, epochs=1):
         drawn.append(batch)
-        if len(drawn) in (1, 3, 4, 6):  # iterations of 1, 2, 1 and 2 batches
+        if len(drawn) in (1, 2, 3, 5, 6):  # iterations of 1, 1, 1, 2 and 1 batches
             job.update(batch)
             job.session.wait()
             if len(drawn) == 6:
-                job.session.restore(3, skip_to=4)
+                job.session.restore(3, skip_to=5)
             job.session.step()
     job.session.close()
-    assert "do not all take the same number of batches" in caplog.text
+    assert "not all iterations after it have taken the same number of batches" in caplog.text
     assert job.session.lineage == 1
 
 
@@ -264,8 +285,8 @@ def test_a_request_at_the_start_leaves_out_data(store):
     LeavingOutJob(store).run(until=8).kill()
     job = LeavingOutJob(store)
     loaded = job.session._training.load(open_store(store), "job", "000000000005-1")
-    left_out = job.session._training.left_out(loaded, DataSkip(batches=4), ())
+    left_out = job.session._training.left_out(loaded, DataSkip(batches=4), (), BatchesAnIteration())
     assert left_out == (LeftOutData(iteration=5, batches=4),)
     with pytest.raises(IncompatibleCheckpoint, match="numbered from 0"):
-        job.session._training.left_out(loaded, DataSkip(batches=4, loader=1), ())
+        job.session._training.left_out(loaded, DataSkip(batches=4, loader=1), (), BatchesAnIteration())
     job.kill()
