@@ -141,7 +141,9 @@ LOADER_ITERATORS = PrivateApi(
     "a script that draws its batches from a DataLoader of torch itself is not warned",
 )
 _after_batches: list[Callable[[], None]] = []
-"""Functions to call after each batch of a DataLoader; its iterators are wrapped while there are any."""
+"""Functions to call after each batch of a DataLoader."""
+_counting: list[Any] = []
+"""The function that calls them, in place of torch's. Where another one wraps it, it stays, without effect."""
 PRIVATE_APIS = (
     FOREACH_COPY,
     MODULE_CONTENTS,
@@ -413,30 +415,32 @@ def kept_iterator(loader: Any) -> Any:
 
 
 def after_each_batch(note: Callable[[], None]) -> Callable[[], None]:
-    """Call `note` whenever a DataLoader of torch has given a batch; return a function that ends this."""
+    """Call `note` whenever a DataLoader of torch has given a batch; return a function that ends this.
+
+    As torch has no hook for it, this replaces a function of its iterators until all have ended.
+    """
     if not LOADER_ITERATORS.supported():
         return lambda: None
-    notes = _after_batches
-    if not notes:
-        owner: Any = LOADER_ITERATORS.owner()
+    owner: Any = LOADER_ITERATORS.owner()
+    if not _counting:
         own = owner.__next__
 
         @functools.wraps(own)
-        def counted(iterator: Any) -> Any:
+        def counting(iterator: Any) -> Any:
             batch = own(iterator)
-            for each in notes:
+            for each in _after_batches:
                 each()
             return batch
 
-        owner.__next__ = counted
-    notes.append(note)
+        owner.__next__ = counting
+        _counting.append(counting)
+    _after_batches.append(note)
 
     def end() -> None:
-        if note in notes:
-            notes.remove(note)
-            if not notes:
-                owner: Any = LOADER_ITERATORS.owner()
-                owner.__next__ = owner.__next__.__wrapped__
+        if note in _after_batches:
+            _after_batches.remove(note)
+        if not _after_batches and _counting and owner.__next__ is _counting[0]:
+            owner.__next__ = _counting.pop().__wrapped__
 
     return end
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -14,6 +14,8 @@ COMPARED_ITERATIONS = (4, 6)
 """Numbers of first iterations after which their batches are compared: 4 may include the end of an epoch."""
 REPEATED_ITERATIONS = 4
 """So many iterations without a batch of a loader that has ended show that the loop does not draw from it."""
+WATCHED_ITERATIONS = 100
+"""In so many first iterations, batches of torch's loaders are counted where the session knows no loader."""
 _BATCHES = 0
 """Stands for `session.batches` among the identities of loaders."""
 
@@ -28,10 +30,16 @@ class DrawnBatches:
         """Of loaders, by identity: which loaders gave batches when it gave its last one, and iterations since."""
         self._unsaved, self._with_unsaved = 0, 0
         """Batches of torch's loaders in this iteration, and iterations in a row that drew nothing else."""
-        self._unwatch = after_each_batch(self._note_batch)
+        self._watched = 0
+        """Iterations since batches of torch's loaders are counted."""
+        self._unwatch: Callable[[], None] | None = None
 
     def close(self) -> None:
-        self._unwatch()
+        """Count no more batches of torch's loaders."""
+        self._watched = WATCHED_ITERATIONS
+        if self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
 
     def iteration_ended(
         self, loaders: Collection[DataLoader], batches: int, *, is_resumed: bool, knows_loaders: bool
@@ -99,13 +107,20 @@ class DrawnBatches:
 
     def _unsaved_loader(self, knows_loaders: bool) -> str | None:
         """Notice a loop that draws its batches from a loader of torch, in two iterations in a row."""
-        if knows_loaders:
-            self._unwatch()
-        self._with_unsaved = self._with_unsaved + 1 if self._unsaved and not knows_loaders else 0
-        self._unsaved = 0
-        if self._with_unsaved != 2:
+        if self._watched == WATCHED_ITERATIONS:
             return None
-        self._unwatch()
+        self._watched += 1
+        if knows_loaders:
+            self.close()
+        elif self._unwatch is None:
+            self._unwatch = after_each_batch(self._note_batch)
+        self._with_unsaved = self._with_unsaved + 1 if self._unsaved else 0
+        is_found = self._with_unsaved == 2 and not knows_loaders
+        self._unsaved = 0
+        if is_found or self._watched == WATCHED_ITERATIONS:
+            self.close()
+        if not is_found:
+            return None
         return (
             "the script draws from a DataLoader of torch, and no checkpoint holds its position: after a resume it "
             "begins an epoch anew. Draw from session.batches(loader), or use holdfast.DataLoader, which takes the "

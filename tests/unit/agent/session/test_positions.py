@@ -13,6 +13,8 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import holdfast
+from holdfast.inventory.draws import WATCHED_ITERATIONS
+from holdfast.torch_internals import after_each_batch
 from tests.support.recording_datasets import RandomNumberDataset
 
 EPOCHS = 3
@@ -363,12 +365,65 @@ def by_numbers_and_evaluating(job):
             list(loader(1, torch.utils.data.DataLoader))
 
 
+OWN_NEXT = torch.utils.data.dataloader._BaseDataLoaderIter.__next__
+
+
 @pytest.mark.parametrize(("loop", "count"), [(by_a_loader_of_torch, 1), (by_numbers_and_evaluating, 0)])
 def test_a_loader_of_torch_whose_position_is_in_no_checkpoint_is_named(loop, count, tmp_path, caplog):
-    own = torch.utils.data.dataloader._BaseDataLoaderIter.__next__
     run(loop, tmp_path)
     assert caplog.text.count("the script draws from a DataLoader of torch") == count
-    assert torch.utils.data.dataloader._BaseDataLoaderIter.__next__ is own
+    assert torch.utils.data.dataloader._BaseDataLoaderIter.__next__ is OWN_NEXT
+
+
+def test_nothing_of_torch_is_replaced_where_the_session_knows_a_loader(tmp_path):
+    def watching(job):
+        for batch in job.session.batches(job.a):
+            job.iterate(batch)
+            assert torch.utils.data.dataloader._BaseDataLoaderIter.__next__ is OWN_NEXT
+
+    run(watching, tmp_path, two_plain_loaders, given=False)
+
+
+def test_counting_batches_ends_with_the_session_and_after_100_iterations(tmp_path):
+    iterators = torch.utils.data.dataloader._BaseDataLoaderIter
+    session = holdfast.Session("job", store=tmp_path, model=torch.nn.Linear(1, 1), every=10**6)
+    session.resume()
+    replaced = []
+    for _ in range(WATCHED_ITERATIONS):
+        session.step()
+        replaced.append(iterators.__next__ is not OWN_NEXT)
+    assert replaced == [True] * (WATCHED_ITERATIONS - 1) + [False]
+    session._close("SIGKILL")
+    other = holdfast.Session("other", store=tmp_path, model=torch.nn.Linear(1, 1), every=10**6)
+    other.resume()
+    other.step()
+    assert iterators.__next__ is not OWN_NEXT
+    other._close("SIGKILL")
+    assert iterators.__next__ is OWN_NEXT
+
+
+def test_a_function_that_wraps_that_of_torch_meanwhile_stays(monkeypatch):
+    iterators = torch.utils.data.dataloader._BaseDataLoaderIter
+    counted, drawn = [], []
+    end = after_each_batch(lambda: counted.append(1))
+    ours = iterators.__next__
+
+    def others(iterator):
+        drawn.append(1)
+        return ours(iterator)
+
+    monkeypatch.setattr(iterators, "__next__", others)
+    for _ in range(2):
+        list(loader(1, torch.utils.data.DataLoader))
+        end()
+        assert iterators.__next__ is others
+        assert len(list(loader(1, torch.utils.data.DataLoader))) == 5
+        end = after_each_batch(lambda: counted.append(1))
+    assert (len(counted), len(drawn)) == (10, 24)
+    end()
+    monkeypatch.undo()
+    after_each_batch(print)()
+    assert iterators.__next__ is OWN_NEXT
 
 
 def test_a_source_that_is_not_the_same_when_read_again_is_named(tmp_path, caplog):
