@@ -168,37 +168,51 @@ class HostStateForks:
     ) -> None:
         self._mode, self._warn, self._has_memory_tier = mode, warn, has_memory_tier
         self._said: str | None = None
-        self._is_off = False
+        self._is_off = self._has_forked = False
         self._losses = 0
         self._chosen: tuple[int, bool] | None = None
         """Size at the last choice, and whether it was a fork."""
         self._copy_seconds_per_byte, self._fork_seconds = 0.0, 0.0
+        self._changed: str | None = None
+        """Why a copy costs training less, as the last child showed."""
         self._structure: tuple[object, Collection[str], object] = (None, (), None)
 
-    def split(self, captured: CapturedState) -> tuple[CapturedState, dict[str, torch.Tensor]]:
-        """Return the state that is copied, and the tensors that a fork keeps."""
+    def split(
+        self, captured: CapturedState, arena_bytes: int = 0
+    ) -> tuple[CapturedState, dict[str, torch.Tensor]]:
+        """Return the state that is copied, and the tensors that a fork keeps.
+
+        Args:
+            arena_bytes: memory for copies that there is already.
+        """
         held = {} if self._is_off else _forkable(captured)
-        if not held or not self._worth_it(held):
+        if not held or not (self._worth_it(held) or self._lacks_room(captured, arena_bytes)):
             return captured, {}
         if self._structure[0] is not captured.structure or self._structure[1] != held.keys():
             self._structure = captured.structure, set(held), object()
         rest = {name: tensor for name, tensor in captured.tensors.items() if name not in held}
         return dataclasses.replace(captured, tensors=rest, structure=self._structure[2]), held
 
-    def take(self, captured: CapturedState) -> tuple[CapturedState, HostImage | None]:
-        """Fork if it is worth it; return what is left to copy. Call it at an iteration boundary."""
-        rest, held = self.split(captured)
+    def take(self, captured: CapturedState, arena_bytes: int = 0) -> tuple[CapturedState, HostImage | None]:
+        """Fork if it is worth it; return what is left to copy. Call it at an iteration boundary.
+
+        Raises:
+            MemoryError: nothing can be forked any more, and a copy does not fit into free memory.
+        """
+        rest, held = self.split(captured, arena_bytes)
         if not held:
+            self._require_room(captured, arena_bytes)
             return captured, None
         stored = {name: stored_as(name, tensor) for name, tensor in held.items()}
         slots = lay_out((name, dtype, shape) for name, (dtype, shape, _) in stored.items())
         views = [bytes_of(held[slot.name]) for slot in slots]
-        started = time.perf_counter()
+        started, self._has_forked = time.perf_counter(), True
         try:
             child = fork_image(views, [_range(held[slot.name]) for slot in slots])
         except (OSError, RuntimeError, MemoryError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             self._say("warning", f"the process cannot be forked ({reason}): host state is copied")
+            self._require_room(captured, arena_bytes)
             return captured, None
         self._fork_seconds = time.perf_counter() - started
         return rest, HostImage(child, slots, {n: v for n, (_, _, v) in stored.items() if v is not None}, self)
@@ -213,21 +227,23 @@ class HostStateForks:
     def note_written(self, size_bytes: int, changed_bytes: int) -> None:
         """Note how much of the arrays changed while a child wrote them."""
         self._losses = 0
-        if self._mode == "auto" and self._chosen is not None and changed_bytes > MOST_CHANGED * size_bytes:
-            changed = f"{format_bytes(changed_bytes)} of {format_bytes(size_bytes)}"
-            self._decide(size_bytes, False, f"{changed} changed while a fork was written: copied from now on")
+        changed = f"{format_bytes(changed_bytes)} of {format_bytes(size_bytes)} changed while a fork was written"
+        self._changed = changed if changed_bytes > MOST_CHANGED * size_bytes else None
 
     def _worth_it(self, held: Tensors) -> bool:
         if self._mode == "fork":
             return True
         size_bytes = sum(tensor.nbytes for tensor in held.values())
         if self._chosen is not None and size_bytes <= GROWTH * self._chosen[0]:
-            if self._chosen[1] and self._fork_seconds > self._copy_seconds_per_byte * size_bytes > 0:
-                self._decide(size_bytes, False, f"a fork blocks training for {self._fork_seconds:.2f} s")
+            reason = self._changed
+            if self._fork_seconds > self._copy_seconds_per_byte * size_bytes > 0:
+                reason = f"a fork blocks training for {self._fork_seconds:.2f} s"
+            if self._chosen[1] and reason is not None and _fits(size_bytes):
+                self._decide(size_bytes, False, reason)
             return self._chosen[1]
         if size_bytes < MIN_AUTO_BYTES:
             return False
-        if available_bytes() < SPARE * size_bytes:
+        if not _fits(size_bytes):
             self._decide(size_bytes, True, "a second copy does not fit into free memory")
         elif self._has_memory_tier:
             self._decide(size_bytes, False, "")
@@ -240,8 +256,19 @@ class HostStateForks:
         assert self._chosen is not None
         return self._chosen[1]
 
+    def _lacks_room(self, captured: CapturedState, arena_bytes: int) -> bool:
+        """Return whether a copy in place of a fork would take memory that training may need."""
+        if not self._has_forked:
+            return False
+        missing = sum(tensor.nbytes for tensor in captured.tensors.values()) - arena_bytes
+        return missing > 0 and not _fits(missing)
+
+    def _require_room(self, captured: CapturedState, arena_bytes: int) -> None:
+        if self._lacks_room(captured, arena_bytes):
+            raise MemoryError("host state cannot be forked, and a copy of it does not fit into free memory")
+
     def _decide(self, size_bytes: int, forks: bool, reason: str) -> None:
-        self._chosen = size_bytes, forks
+        self._chosen, self._changed = (size_bytes, forks), None
         if reason:
             how = "written from a fork" if forks else "copied"
             self._say("info", f"host state of {format_bytes(size_bytes)} is {how}: {reason}")
@@ -271,6 +298,10 @@ def _forkable(captured: CapturedState) -> dict[str, torch.Tensor]:
     except OSError:
         return {}
     return {name: tensor for (name, tensor), yes in zip(found.items(), inherited, strict=True) if yes}
+
+
+def _fits(size_bytes: int) -> bool:
+    return available_bytes() >= SPARE * size_bytes
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:

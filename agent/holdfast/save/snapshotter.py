@@ -147,10 +147,10 @@ class Snapshotter:
         """
         assert self.free, "every arena still holds a snapshot, or the previous copy is not complete"
         started, mode = time.perf_counter(), run.mode
+        layout = self._free[0]  # in turn: a layout that is rarely used would keep the tensors of an old state
         image = None
         if (forks := self._forks_for(captured)) is not None:
-            captured, image = forks.take(captured)
-        layout = self._free[0]  # in turn: a layout that is rarely used would keep the tensors of an old state
+            captured, image = forks.take(captured, layout.arena.size_bytes)
         try:
             del self._free[0]
             layout.arena.remove_marker()

@@ -8,6 +8,8 @@ children (MADV_DONTFORK) or give them zeros (MADV_WIPEONFORK).
 from __future__ import annotations
 
 import bisect
+import contextlib
+import mmap
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +18,15 @@ from pathlib import Path
 AddressRange = tuple[int, int]
 """(start, end)"""
 _HEADER = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ..(.)(.) \S+ \S+ (\d+)", re.MULTILINE)
-_OWN = re.compile(rb"^Private_(?:Clean|Dirty): +(\d+) kB", re.MULTILINE)
 _FLAGS = re.compile(rb"^VmFlags:(.*)$", re.MULTILINE)
 _NOT_INHERITED = {b"sh", b"dc", b"wf", b"io", b"pf"}
 """Flags of shared memory, of memory that children lack or get zeroed, and of memory of devices."""
+_ENTRY_BYTES = 8
+_PRESENT, _EXCLUSIVE = 0x80, 0x01
+"""Bits of the last byte of a page's entry in pagemap: it is in memory, and no other process maps it."""
+_ENTRIES_AT_ONCE = 1 << 20
+_IS_OWN = bytes(bool(byte & _PRESENT and byte & _EXCLUSIVE) for byte in range(256))
+"""1 for the last byte of a page that is in memory and that no other process maps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +34,6 @@ class _Mapping:
     start: int
     end: int
     is_inherited: bool
-    own_bytes: int
-    """Pages that no other process maps."""
 
 
 def are_inherited(ranges: Sequence[AddressRange]) -> list[bool]:
@@ -40,12 +45,28 @@ def are_inherited(ranges: Sequence[AddressRange]) -> list[bool]:
 def inherited_image(pid: int, ranges: Sequence[AddressRange]) -> tuple[bool, int]:
     """Return whether a child has an image of all ranges, and how many of their bytes have changed since the fork.
 
-    A page is the child's own once the parent has changed its copy. OSError when the child is gone.
+    A page is the child's own once the parent has changed its copy. They count as 0 where the kernel does not tell.
+    OSError when the child is gone.
     """
     mappings = _mappings(Path(f"/proc/{pid}/smaps").read_bytes())
     found = [each for one in ranges for each in _within(mappings, one)]
-    own = {each.start: each.own_bytes for each in found if each is not None}
-    return all(each is not None and each.is_inherited for each in found), sum(own.values())
+    changed_bytes = 0
+    with contextlib.suppress(OSError):  # no pagemap: it only tells what a copy would cost
+        changed_bytes = _own_bytes(pid, ranges)
+    return all(each is not None and each.is_inherited for each in found), changed_bytes
+
+
+def _own_bytes(pid: int, ranges: Sequence[AddressRange]) -> int:
+    """Return the size of the pages of these ranges that only this process maps, at most that of the ranges."""
+    pages = 0
+    with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as pagemap:
+        for start, end in ranges:
+            at, to = start // mmap.PAGESIZE, -(-end // mmap.PAGESIZE)
+            pagemap.seek(_ENTRY_BYTES * at)
+            while at < to and (entries := pagemap.read(_ENTRY_BYTES * min(to - at, _ENTRIES_AT_ONCE))):
+                pages += entries[_ENTRY_BYTES - 1 :: _ENTRY_BYTES].translate(_IS_OWN).count(1)
+                at += len(entries) // _ENTRY_BYTES
+    return min(pages * mmap.PAGESIZE, sum(end - start for start, end in ranges))
 
 
 def _mappings(text: bytes) -> list[_Mapping]:
@@ -56,8 +77,7 @@ def _mappings(text: bytes) -> list[_Mapping]:
         flags = _FLAGS.search(text, header.end(), end)
         is_private = header[4] == b"p" and header[5] == b"0"
         is_inherited = is_private and (flags is None or _NOT_INHERITED.isdisjoint(flags[1].split()))
-        own_bytes = 1024 * sum(int(each[1]) for each in _OWN.finditer(text, header.end(), end))
-        found.append(_Mapping(int(header[1], 16), int(header[2], 16), is_inherited, own_bytes))
+        found.append(_Mapping(int(header[1], 16), int(header[2], 16), is_inherited))
     return found
 
 

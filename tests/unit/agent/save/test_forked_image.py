@@ -91,7 +91,15 @@ def test_it_counts_what_changed_meanwhile(file):
     with image_of(array) as image:
         array[: 8 << 20] = 0
         image.write(file, 0)
-        assert 8 << 20 <= image.changed_bytes < 16 << 20
+        assert 8 << 20 <= image.changed_bytes < 9 << 20
+
+
+def test_it_counts_no_other_memory_that_changed(file):
+    memory = array_of(32 << 20)  # one mapping of the kernel
+    with image_of(memory[8 << 20 : 12 << 20]) as image:
+        memory[12 << 20 :] = 0
+        image.write(file, 0)
+        assert image.changed_bytes <= 1 << 20
 
 
 @pytest.mark.parametrize("moment", ["before it begins", "before it writes", "between two writes"])

@@ -363,6 +363,38 @@ def test_auto_copies_what_changes_while_it_is_written(monkeypatch):
     assert choice.forks_for(64 * MB)  # the state has grown: chosen again
 
 
+def test_auto_goes_on_forking_while_a_copy_does_not_fit(monkeypatch):
+    choice = Choice(monkeypatch, free=MB)
+    assert choice.forks_for(16 * MB)
+    choice.forks.note_written(16 * MB, 15 * MB)
+    assert choice.forks_for(16 * MB)
+    monkeypatch.setattr(host_state, "available_bytes", lambda: 1 << 40)
+    assert not choice.forks_for(16 * MB)
+
+
+@pytest.mark.parametrize("reason", ["children are lost", "no process for a child"])
+def test_a_checkpoint_fails_that_can_neither_be_forked_nor_copied(job, monkeypatch, reason):
+    def fail(*arguments):
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(host_state, "available_bytes", lambda: 0)
+    if reason == "children are lost":
+        monkeypatch.setattr(host_state, "FAILURES", 1)
+        monkeypatch.setattr(forked_image, "WRITE_BYTES", "none")  # the child fails
+        job.step()
+        (outcome,) = job.session.wait(60)
+        assert "the forked process ended" in outcome.reason
+    else:
+        monkeypatch.setattr(host_state, "fork_image", fail)
+    job.step()
+    (outcome,) = job.session.wait(60)
+    assert not outcome.is_durable
+    assert "a copy of it does not fit into free memory" in outcome.reason
+    monkeypatch.setattr(host_state, "available_bytes", lambda: 1 << 40)
+    job.step()
+    assert all(each.is_durable for each in job.session.wait(60))
+
+
 def test_auto_copies_where_a_measured_fork_blocks_longer(monkeypatch, store):
     choice = Choice(monkeypatch, copy_seconds=1.0)
     registry = Registry({"buffer": holdfast.Variables(data=np.ones(16 * MB, np.uint8))})
