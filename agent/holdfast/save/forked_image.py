@@ -22,7 +22,6 @@ from typing import NoReturn
 
 from holdfast.errors import HoldfastError
 from holdfast.format.manifest import CHUNK_BYTES, digest
-from holdfast.system.io_pool import NICENESS
 from holdfast.system.memory_maps import AddressRange, inherited_image
 from holdfast.system.processes import HELPER_OOM_SCORE
 
@@ -33,6 +32,8 @@ END_SECONDS = 5.0
 PARENT_POLL_SECONDS = 0.5
 """How often an idle child checks that its parent lives; one that writes checks before each block."""
 WRITE_BYTES = 4 << 20
+NICENESS = 5
+"""Training runs first, but a child at 10, as background threads have, took five times as long as a copy."""
 _STATUS = struct.Struct("=i")
 _PLACE = struct.Struct("=q")
 _DIGEST_BYTES = 16
