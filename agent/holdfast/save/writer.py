@@ -8,6 +8,8 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import errno
+import functools
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from holdfast.incremental.planner import IncrementalPlanner
     from holdfast.save.host_state import HostImage
     from holdfast.save.layered_files import LayeredFiles
+
+logger = logging.getLogger("holdfast")
 
 UNKNOWN_CONTENT_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
 """Errors of a device or file server after which the content on disk is unknown. A second fsync of the file may
@@ -94,7 +98,16 @@ def _plan_layers(planner: IncrementalPlanner | None, draft: Draft, payload: memo
         return None
     from holdfast.save.layered_files import plan_layers
 
-    return plan_layers(planner, draft, payload)
+    try:
+        return plan_layers(planner, draft, payload)
+    except (MemoryError, RuntimeError):  # also of torch: a plan only saves space
+        _warn_once()
+        return None
+
+
+@functools.cache
+def _warn_once() -> None:
+    logger.warning("the rows that changed cannot be found, so tensors are written in full", exc_info=True)
 
 
 class _Writing:

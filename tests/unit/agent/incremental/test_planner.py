@@ -172,6 +172,22 @@ def test_rows_with_equal_hashes_are_found_by_the_digest(job, monkeypatch):
         restore.load(job.store, JOB, broken)
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_a_checkpoint_that_cannot_be_planned_is_written_in_full(job, monkeypatch, error):
+    def fail(*arguments):
+        raise error
+
+    state = table()
+    job.commit(table=state)
+    with monkeypatch.context() as patched:
+        patched.setattr(planning, "hash_tree", fail)
+        state[7] += 1
+        assert job.written(job.commit(table=state)) == ["safetensors"]
+    state[8] += 1
+    assert job.written(job.commit(table=state)) == ["rows", "safetensors"]
+    job.require_exact()
+
+
 def test_region_files_are_merged_and_read_at_most_three_tenths_more(tmp_path, monkeypatch):
     monkeypatch.setattr(planning, "LEAST_TENSOR_BYTES", 64)
     job, state = Job(tmp_path), table(4000)
