@@ -10,11 +10,12 @@ from typing import Literal
 import msgspec
 
 from holdfast.checkpoint import reading
-from holdfast.checkpoint.reading import FileRange, ranges_to_scrub
+from holdfast.checkpoint.reading import FileRange, ranges_to_scrub, ranges_to_verify
 from holdfast.checkpoint.repair import parity_matches, repair_in_memory
 from holdfast.checkpoint.stored_manifest import copies_of, read_stored
 from holdfast.errors import DamagedCheckpoint, HoldfastError
 from holdfast.format import manifest as fmt
+from holdfast.format.encoding import LAYERED
 from holdfast.format.parity_file import build_parity
 from holdfast.protocol.jobs import ScrubState
 from holdfast.store import Store, read_manifest
@@ -116,7 +117,9 @@ class _Scrub:
             self._add(posixpath.basename(error.file), "damaged", error.reason, "there is no sound copy of it")
             return
         manifest = stored.manifest
+        layered = [file for file in manifest.files if file.encoding is not None and file.encoding.codec == LAYERED]
         self._total_bytes = sum(file.stored_bytes for file in manifest.files)
+        self._total_bytes += sum(file.raw_bytes for file in layered)
         self._other = self._store.copy_elsewhere(self._job, self._checkpoint)
         for name, data in stored.files.items():
             is_copied = stored.is_copied(name)
@@ -127,6 +130,17 @@ class _Scrub:
             is_sound = self._scrub_payload(file, ranges)
             if file.parity is not None:
                 self._scrub_parity(manifest, file, ranges, is_payload_known=is_sound)
+        if all(each.state == "repaired" for each in self.found):
+            for file in layered:
+                self._scrub_layered(manifest, file)
+
+    def _scrub_layered(self, manifest: fmt.Manifest, file: fmt.File) -> None:
+        """Compare the tensors of a layered file, whose stored files are sound, with their digests."""
+        try:
+            self._read(list(ranges_to_verify(manifest, file)), keep=False)
+        except DamagedCheckpoint as error:
+            self._add(file.name, "damaged", error.reason, "its files are as they were written")
+        self._advance(file.raw_bytes)
 
     def _scrub_manifest(self, name: str, data: bytes, *, is_copied: bool) -> None:
         try:

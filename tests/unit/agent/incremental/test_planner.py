@@ -170,6 +170,10 @@ def test_rows_with_equal_hashes_are_found_by_the_digest(job, monkeypatch):
     broken = job.commit(table=state)
     with pytest.raises(HoldfastError, match="tensor table does not match its digest"):
         restore.load(job.store, JOB, broken)
+    with pytest.raises(HoldfastError, match="tensor table does not match its digest"):
+        restore.verify(job.store, JOB, broken)
+    (damaged,) = scrub(job.store, JOB, broken).files
+    assert (damaged.state, damaged.damage) == ("damaged", "tensor table does not match its digest")
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
@@ -202,6 +206,14 @@ def test_region_files_are_merged_and_read_at_most_three_tenths_more(tmp_path, mo
         assert sum(regions) <= 0.31 * state.numel()
     assert 1 <= written.count("base") <= 3
     job.require_exact(*sorted(job.states)[::9])
+
+
+def test_a_base_is_linked_by_a_limited_number_of_checkpoints(job, monkeypatch):
+    monkeypatch.setattr(planning, "MOST_LINKS", 3)
+    state = table()
+    written = [job.written(job.commit(table=state))[0] for _ in range(9)]
+    assert written == ["base", *3 * ["safetensors"]] * 2 + ["base"]
+    job.require_exact()
 
 
 def test_rows_that_change_again_and_again_need_no_new_base(job):
