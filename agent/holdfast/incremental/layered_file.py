@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Iterable, Sequence
+from importlib.util import find_spec
 
+from holdfast.errors import HoldfastError
 from holdfast.format import manifest as fmt
 from holdfast.format.encoding import LAYERED, EncodedBlock, Encoding
 from holdfast.incremental.region_file import RegionLayer, read_region
@@ -66,8 +68,12 @@ def open_layered(
     Raises:
         DamagedCheckpoint: names the region file that differs from what was written.
         OSError: the store cannot be read.
+        MemoryError: region files do not fit into free memory.
+        HoldfastError: NumPy is missing.
     """
     layers = list(encoding.layers or ())
+    if layers and find_spec("numpy") is None:
+        raise HoldfastError(f"{file.name} has layers, which need numpy: pip install numpy")
     left, found = collections.deque(layers), dict[str, RegionLayer]()
 
     def read_layers() -> None:

@@ -20,7 +20,7 @@ from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.encoding import StoredLayer
 from holdfast.store.base import FileReader
-from holdfast.system.host_memory import fresh_memory
+from holdfast.system.host_memory import available_bytes, fresh_memory
 
 MAGIC = b"HFrows01"
 RUN_BYTES = 8
@@ -81,10 +81,12 @@ class RegionLayer:
 
 
 def read_region(layer: StoredLayer, reader: FileReader) -> RegionLayer:
-    """Read and verify a region file. Raises DamagedCheckpoint, which names it, and OSError."""
+    """Read and verify a region file. Raises DamagedCheckpoint, which names it, OSError and MemoryError."""
     if reader.size_bytes != layer.size_bytes:
         reason = f"is {reader.size_bytes:,} bytes long, not {layer.size_bytes:,}"
         raise DamagedCheckpoint(layer.name, reason)
+    if layer.size_bytes > available_bytes():  # the kernel would kill training
+        raise MemoryError(f"{layer.name} of {layer.size_bytes:,} bytes does not fit into free memory")
     data = memoryview(fresh_memory(layer.size_bytes))[: layer.size_bytes]
     reader.read_into(0, data)
     if fmt.digest(data) != layer.digest:

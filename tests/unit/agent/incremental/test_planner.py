@@ -216,6 +216,22 @@ def test_a_base_is_linked_by_a_limited_number_of_checkpoints(job, monkeypatch):
     job.require_exact()
 
 
+def test_region_files_that_cannot_be_read_are_named(job, monkeypatch):
+    state = table()
+    job.commit(table=state)
+    state[3] += 1
+    newest = job.commit(table=state)
+    with monkeypatch.context() as patched:
+        patched.setattr("holdfast.incremental.region_file.available_bytes", lambda: 10)
+        with pytest.raises(MemoryError, match=r"\.rows of \d+ bytes does not fit into free memory"):
+            restore.load(job.store, JOB, newest)
+    with monkeypatch.context() as patched:
+        patched.setattr("holdfast.incremental.layered_file.find_spec", lambda name: None)
+        with pytest.raises(HoldfastError, match="need numpy: pip install numpy"):
+            restore.load(job.store, JOB, newest)
+    job.require_exact(newest)
+
+
 def test_rows_that_change_again_and_again_need_no_new_base(job):
     state = table(4000)
     written = []
