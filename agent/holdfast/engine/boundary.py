@@ -110,6 +110,7 @@ class Boundary:
     def _begin(self, startup: Startup, start: Start) -> None:
         """Begin training from what is in place; after an interruption the session can still resume."""
         startup.begin(start)
+        self._training.to_leave_out.report(self._history, self._reporter)
         self._startup = None
         self._coordinator.begin(self._position.iteration)
         self._lifecycle.enter(Life.TRAINING)

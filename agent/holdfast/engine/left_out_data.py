@@ -48,6 +48,7 @@ def of_skip(
     cursors: Sequence[Cursor],
     since: Sequence[LeftOutData],
     counted: BatchesAnIteration,
+    world_size: int,
 ) -> LeftOutData:
     """Return the data that a restore to `iteration` leaves out.
 
@@ -72,7 +73,7 @@ def of_skip(
             _advanced(cursors[number], position, batches)
     except ValueError as error:
         raise IncompatibleCheckpoint(f"no data can be left out after iteration {iteration:,}: {error}") from error
-    return LeftOutData(iteration=iteration, batches=batches, loader=number)
+    return LeftOutData(iteration=iteration, batches=batches, loader=number, world_size=world_size)
 
 
 def _resolved(skip: DataSkip, iteration: int, loaders: int, counted: BatchesAnIteration) -> tuple[int, int]:
@@ -109,9 +110,23 @@ class ToLeaveOut:
         self._dropped: list[tuple[LeftOutData, str]] = []
         """What was not left out, and why, until `report`."""
 
-    def begin(self, pending: Sequence[LeftOutData], iteration: int, positions: Sequence[Position]) -> None:
-        """Go on at the iteration of a checkpoint and its positions, with what is to be left out from there on."""
-        self._pending = list(pending)
+    def begin(
+        self, pending: Sequence[LeftOutData], iteration: int, positions: Sequence[Position], world_size: int
+    ) -> None:
+        """Go on from a checkpoint of so many ranks, with what is to be left out from there on.
+
+        The batches of a rank are others on another number of ranks.
+        """
+        here = self._ranks.world_size
+        self._dropped = []
+        self._pending = [each for each in pending if each.world_size == here]
+        for each in pending:
+            if each.world_size != here:
+                self._drop(each, f"they are those of {each.world_size} ranks, and there are {here}")
+        for number, position in enumerate(positions):
+            if world_size != here and (batches := position.pop(LEAVE_OUT, 0)):
+                left_out = LeftOutData(iteration=iteration, batches=batches, loader=number)
+                self._drop(left_out, f"they are those of {world_size} ranks, and there are {here}")
         _note(self._due(iteration), positions)
 
     def go_to(self, number: int, cursor: Cursor, position: Position | None, iteration: int) -> None:
@@ -185,8 +200,8 @@ class ToLeaveOut:
         self._pending = [each for each in self._pending if each.iteration > iteration]
         return due
 
-    def _drop(self, left_out: LeftOutData, error: Exception) -> None:
-        self._dropped.append((left_out, str(error)))
+    def _drop(self, left_out: LeftOutData, reason: object) -> None:
+        self._dropped.append((left_out, str(reason)))
 
 
 def describe(left_out: LeftOutData) -> str:

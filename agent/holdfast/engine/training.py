@@ -443,8 +443,8 @@ class Training:
         session = decode(loaded.state["session"], loaded.tensors, copy=True)
         cursors = [cursor for _, cursor in self._loaders]
         since = current[len(before) :] if current[: len(before)] == before else ()
-        iteration = loaded.manifest.iteration
-        return (*before, left_out_data.of_skip(skip, iteration, session, cursors, since, counted))
+        iteration, world_size = loaded.manifest.iteration, self._ranks.world_size
+        return (*before, left_out_data.of_skip(skip, iteration, session, cursors, since, counted, world_size))
 
     def inexact(self, loaded: LoadedCheckpoint | None) -> str | None:
         """Return the checkpoint whose degraded restore makes the state of any rank inexact, or None."""
@@ -554,11 +554,11 @@ class Training:
         self._drawn = self.updates = self._ended = 0
         state = decode(loaded.state["session"], loaded.tensors, copy=True)
         self._position.iteration = loaded.manifest.iteration
+        pending, world_size = left_out[len(loaded.manifest.left_out) :], loaded.manifest.world_size
         self._loaded, self.counted = state["loaders"], BatchesAnIteration(since=self._position.iteration)
-        if loaded.manifest.world_size == self._ranks.world_size:
+        if world_size == self._ranks.world_size:
             self.counted = BatchesAnIteration.saved(state, self._position.iteration)
-        pending = left_out[len(loaded.manifest.left_out) :]
-        self.to_leave_out.begin(pending, self._position.iteration, self._loaded)
+        self.to_leave_out.begin(pending, self._position.iteration, self._loaded, world_size)
         self._loaded_settings = state.get("loader_settings", [])
         self.logger_runs = {} if loaded.manifest.origin else state.get("logger_runs", {})  # not a fork's source's
         if restarted:  # in place, the current measurements are better

@@ -177,6 +177,8 @@ class LeftOutData(msgspec.Struct, kw_only=True, frozen=True):
     """Number of batches, on each rank."""
     loader: Count = 0
     """Number of their loader, in the order in which the script first used its loaders."""
+    world_size: Count = 1
+    """Number of ranks, each of which left out so many."""
 
 
 class LineageStarted(TrainingEvent, kw_only=True, tag="lineage_started"):

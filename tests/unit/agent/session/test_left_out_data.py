@@ -109,6 +109,17 @@ def test_a_job_that_is_killed_before_its_next_checkpoint_leaves_the_data_out_aga
     assert again.losses == {each: loss for each, loss in expected.items() if each > 5}
 
 
+def test_a_job_that_starts_on_another_number_of_ranks_trains_on_the_data(store, caplog):
+    LeavingOutJob(store).run(restore_once(5, 8, skip_batches=4), until=5, lineage=2).kill()
+    record = store / "job" / "lineages" / "000002.json"
+    record.write_text(record.read_text().replace('"world_size":1', '"world_size":2'))
+    again = LeavingOutJob(store).run(until=8, lineage=3).kill()
+    assert "they are those of 2 ranks, and there are 1" in caplog.text
+    expected = losses_without(())
+    assert again.losses == {each: expected[each] for each in (6, 7, 8)}
+    assert [len(each.left_out) for each in lineages(store)] == [0, 1, 0]
+
+
 def test_a_damaged_checkpoint_after_the_one_before_leaves_the_data_out_where_it_was(store):
     LeavingOutJob(store).run(restore_once(10, 12, skip_batches=4), until=11, lineage=2).kill()
     for each in open_store(store).checkpoints("job"):
