@@ -105,10 +105,13 @@ class TroubleRule:
             self._restore(trouble, good)
 
     def _good(self, trouble: int, tried: set[str | None]) -> str | None:
-        """Return the newest durable checkpoint before the trouble. One from which it came again is not good."""
+        """Return the newest durable checkpoint before the trouble. One from which it came again is not good.
+
+        The loss of an iteration is that of the state before its update: the trouble may be in that state already.
+        """
         history = self._history
         known = restore.lineage_checkpoints(history.store, history.job)
-        before = (each for each in known if parse_checkpoint_id(each)[0] < trouble and each not in tried)
+        before = (each for each in known if parse_checkpoint_id(each)[0] < trouble - 1 and each not in tried)
         return next((each for each in before if not history.is_damaged(each)), None)
 
     def _restore(self, trouble: int, good: str) -> None:

@@ -35,6 +35,12 @@ def test_the_last_good_checkpoint_is_restored_without_the_data_of_the_trouble(st
     assert job.losses == losses_without(range(5, 12))
 
 
+def test_the_state_before_the_first_wrong_loss_may_be_wrong_already(store):
+    Troubled(store, {11}).run(until=6, lineage=2).kill()
+    (_, restored) = lineages(store)
+    assert (restored.parent, restored.trouble) == ("000000000005-1", 11)
+
+
 def test_trouble_that_comes_again_goes_further_back_and_then_ends_it(store, caplog):
     job = Troubled(store, {12}, until_lineage=9).run()
     assert [each.parent for each in lineages(store)] == [None, "000000000010-1", "000000000005-1"]
