@@ -91,7 +91,7 @@ class Ranks:
         """Notify rank 0 that the loss of this rank is wrong from `iteration` of a lineage on."""
 
     def reported_trouble(self, lineage: int) -> int | None:
-        """Return the iteration that a rank has reported for a lineage; polled by rank 0."""
+        """Return the first iteration that other ranks have reported for a lineage; polled by rank 0."""
         return None
 
     def close(self) -> None: ...
@@ -242,13 +242,18 @@ class SideGroup(Ranks):
             return False
 
     def report_trouble(self, lineage: int, iteration: int) -> None:
+        key = f"{self._exit_key}/trouble/{lineage}"
         with contextlib.suppress(RuntimeError):  # store lost: the job ends
-            default_store().set(f"{self._exit_key}/trouble/{lineage}", str(iteration))
+            default_store().set(f"{key}/{self.rank}", str(iteration))
+            default_store().set(key, b"1")  # one key to poll, however many ranks there are
 
     def reported_trouble(self, lineage: int) -> int | None:
-        key = f"{self._exit_key}/trouble/{lineage}"
+        key, store = f"{self._exit_key}/trouble/{lineage}", default_store()
         try:
-            return int(default_store().get(key)) if default_store().check([key]) else None
+            if not store.check([key]):
+                return None
+            keys = (f"{key}/{rank}" for rank in range(self.world_size))
+            return min((int(store.get(each)) for each in keys if store.check([each])), default=None)
         except RuntimeError:
             return None
 

@@ -79,10 +79,11 @@ class TroubleRule:
     def _first_trouble(self) -> int | None:
         """Return the first iteration of trouble on any rank."""
         own, now = self._watch.trouble, time.monotonic()
-        if own is not None or now < self._asked_at + AGREE_EVERY_SECONDS:
-            return own
+        if own is None and now < self._asked_at + AGREE_EVERY_SECONDS:
+            return None
         self._asked_at = now
-        return self._ranks.reported_trouble(self._history.lineage.number)
+        reported = self._ranks.reported_trouble(self._history.lineage.number)
+        return min((each for each in (own, reported) if each is not None), default=None)
 
     def _decide(self, trouble: int) -> None:
         history = self._history
