@@ -22,12 +22,12 @@ def test_all_ranks_leave_out_the_same_batches(launcher, tmp_path, batches):
 @pytest.mark.parametrize("bad_rank", [0, 2])
 def test_all_ranks_go_back_when_the_loss_of_one_is_wrong(launcher, tmp_path, bad_rank):
     ranks = launcher.run(
-        3, "tests.support.left_out_workloads.train_ranks", store=str(tmp_path), when=4, bad_rank=bad_rank
+        3, "tests.support.left_out_workloads.train_ranks", store=str(tmp_path), when=6, bad_rank=bad_rank
     )
     (restored,) = open_store(tmp_path).records("job", Lineage)[1:]
-    assert restored.trouble == 4
-    at, upto = restored.iteration, 4 + AFTER_TROUBLE
-    assert at < 4
+    assert restored.trouble == 6
+    at, upto = restored.iteration, 6 + AFTER_TROUBLE
+    assert at < 5
     for rank in ranks:
         assert rank["lineage"] == 2
         assert rank["samples"] == rank["all"][:at] + rank["all"][upto:]
