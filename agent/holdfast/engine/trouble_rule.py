@@ -20,6 +20,8 @@ from holdfast.telemetry.reporter import Reporter
 
 logger = logging.getLogger("holdfast")
 
+RETRY_SECONDS = 10.0
+"""Time after which a store that could not be read is asked again."""
 AFTER_TROUBLE = 5
 """Iterations after the first wrong loss whose data is left out as well."""
 
@@ -37,7 +39,9 @@ class TroubleRule:
         self._lineage = 0
         """Lineage whose trouble was reported or decided on."""
         self._target: RestoreTarget | None = None
-        self._asked_at = 0.0
+        self._asked_at = self._retry_at = 0.0
+        self._has_failed = False
+        """The store could not be read when a decision was due, as was reported."""
 
     def report(self) -> None:
         """Report trouble of this rank to rank 0."""
@@ -58,11 +62,10 @@ class TroubleRule:
 
     def target(self) -> RestoreTarget | None:
         """Return the restore that is due, on rank 0, until `accept` or `restarted`."""
-        if self._target is not None or not self._is_open:
+        if self._target is not None or not self._is_open or time.monotonic() < self._retry_at:
             return self._target
         trouble = self._first_trouble()
         if trouble is not None:
-            self._lineage = self._history.lineage.number
             self._decide(trouble)
         return self._target
 
@@ -73,7 +76,7 @@ class TroubleRule:
     def restarted(self, iteration: int) -> None:
         """Go on after a restore, whoever asked for it."""
         self._watch.restart(iteration)
-        self._target, self._lineage = None, 0
+        self._target, self._lineage, self._has_failed = None, 0, False
         self._retention.protect(Protector.TROUBLE, None)
 
     def _first_trouble(self) -> int | None:
@@ -95,8 +98,15 @@ class TroubleRule:
             ]
             good = self._good(trouble, {each.parent for each in earlier})
         except OSError as error:
-            self._give_up(trouble, f"the store cannot be read: {error}")
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+            if not self._has_failed:
+                self._has_failed = True
+                what = (
+                    f"the loss is wrong from iteration {trouble:,} on, and the store cannot be read yet: {error}"
+                )
+                self._reporter.notice("warning", "trouble", what)
             return
+        self._lineage = history.lineage.number
         if len(earlier) >= self._rule.most:
             times = f"{len(earlier)} restores in {self._rule.within:,} iterations"
             self._give_up(trouble, f"{times} have not helped")

@@ -4,6 +4,8 @@ import math
 
 import pytest
 
+from holdfast.checkpoint import restore
+from holdfast.engine import trouble_rule
 from holdfast.protocol import wire
 from holdfast.store import Lineage, open_store
 from tests.support.left_out_workloads import LeavingOutJob, losses_without
@@ -60,6 +62,22 @@ def test_a_loss_that_is_wrong_from_the_start_does_not_loop(store, caplog):
     Troubled(store, set(range(1, 40)), until_lineage=9).run()
     assert len(lineages(store)) == 1
     assert caplog.text.count("no durable checkpoint from before it is left to try") == 1
+
+
+def test_a_store_that_does_not_answer_is_asked_again(store, caplog, monkeypatch):
+    read, failures = restore.lineage_checkpoints, [OSError("not now"), OSError("nor now")]
+
+    def lineage_checkpoints(store, job):
+        if job_in_trouble.session.iteration >= 7 and failures:
+            raise failures.pop()
+        return read(store, job)
+
+    monkeypatch.setattr(trouble_rule, "RETRY_SECONDS", 0.0)
+    job_in_trouble = Troubled(store, {7})
+    monkeypatch.setattr(restore, "lineage_checkpoints", lineage_checkpoints)
+    job_in_trouble.run()
+    assert caplog.text.count("the store cannot be read yet") == 1
+    assert [each.parent for each in lineages(store)] == [None, "000000000005-1"]
 
 
 def test_no_scheduled_checkpoint_is_taken_in_trouble(store):
