@@ -94,9 +94,10 @@ class TroubleRule:
             earlier = [
                 each
                 for each in history.store.records(history.job, Lineage)
-                if each.trouble is not None and each.trouble > trouble - self._rule.within
+                if each.trouble is not None and abs(each.trouble - trouble) < self._rule.within
             ]
             good = self._good(trouble, {each.parent for each in earlier})
+            kept = good or self._good(trouble, set())
         except OSError as error:
             self._retry_at = time.monotonic() + RETRY_SECONDS
             if not self._has_failed:
@@ -107,6 +108,7 @@ class TroubleRule:
                 self._reporter.notice("warning", "trouble", what)
             return
         self._lineage = history.lineage.number
+        self._retention.protect(Protector.TROUBLE, kept)  # also where an operator is to decide
         if len(earlier) >= self._rule.most:
             times = f"{len(earlier)} restores in {self._rule.within:,} iterations"
             self._give_up(trouble, f"{times} have not helped")
@@ -132,7 +134,6 @@ class TroubleRule:
             would = f"on_trouble='restore' would restore iteration {at:,} and leave out the data up to {upto:,}"
             self._reporter.notice("warning", "trouble", f"{what}: {would}")
             return
-        self._retention.protect(Protector.TROUBLE, good)
         self._reporter.notice(
             "warning", "trouble", f"{what}: restoring iteration {at:,} without the data up to iteration {upto:,}"
         )

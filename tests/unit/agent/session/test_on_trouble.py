@@ -94,6 +94,12 @@ def test_observing_says_what_it_would_do(store, caplog):
     assert len(job.losses) == 36
 
 
+def test_retention_keeps_the_last_good_checkpoint_where_the_rule_does_not_restore_it(store):
+    job = Troubled(store, {17}, on_trouble="observe", keep=None, retention="last 2", every=2)
+    job.run(until=30).kill()
+    assert "000000000014-1" in open_store(store).checkpoints("job")
+
+
 def test_a_script_request_wins(store):
     job = Troubled(store, {7})
     job.run(lambda job, iteration: job.session.restore(5) if iteration == 7 and job.session.lineage == 1 else None)
