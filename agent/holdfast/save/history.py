@@ -107,8 +107,9 @@ class History:
             attempt = self._acquire_number()
             head = self.head
             start = parse_checkpoint_id(head)[0] if head is not None else self.lineage.iteration
+            before = self.lineage
             lineage = self._new_lineage(
-                attempt, start, head, self._unrecorded_order, left_out=self.lineage.left_out
+                attempt, start, head, self._unrecorded_order, inexact=before.inexact, left_out=before.left_out
             )
             self.store.append(self.job, lineage)
         except Exception as error:  # the next checkpoint that is due tries again

@@ -186,9 +186,8 @@ def order_restore(
         _require_same_target(known, checkpoint, iteration, degraded=degraded, skip=skip)
         return known, False
     chosen = _choose(session, row, checkpoint, iteration, degraded=degraded)
-    if skip is not None and skip.to_iteration is not None and skip.to_iteration <= chosen.iteration:
-        last = f"iteration {chosen.iteration:,}"
-        raise InvalidSetting("skip_to", f"leave out the data up to an iteration after the restored one, {last}")
+    if skip is not None:
+        _require_sensible(skip, chosen.iteration)
     order, new = restore_orders.place(
         session, row, chosen, key=key, who=who, now=now, expires_seconds=expires_seconds, degraded=degraded,
         skip=skip,
@@ -199,6 +198,15 @@ def order_restore(
         about |= {"skip": msgspec.to_builtins(skip)} if skip is not None else {}
         audit.record(session, who=who, action="restore.order", now=now, job=job, project=row.project, after=about)
     return order, new
+
+
+def _require_sensible(skip: wire.DataSkip, iteration: int) -> None:
+    try:
+        if wire.skip_of(skip.batches, skip.to_iteration, iteration, skip.loader) is None:
+            raise ValueError("leave out a number of batches, or all up to an iteration")
+    except ValueError as error:
+        field = "skip" if skip.to_iteration is None or skip.batches is not None else "skip_to"
+        raise InvalidSetting(field, str(error)) from None
 
 
 def _require_same_target(

@@ -238,12 +238,15 @@ def _record_of_policy(
     session: Session, job: models.JobRecord, event: wire.LineageStarted, *, attempt: int
 ) -> None:
     """Record a restore that the job's rule `on_trouble` has carried out, without a request."""
+    left_out = [each for each in event.left_out if each.iteration == event.iteration][-1:]
+    skips = [wire.DataSkip(batches=each.batches or None, loader=each.loader) for each in left_out]
     row = models.RestoreOrderRecord(
         id=event.order, job=job.name, key=event.order, checkpoint=event.parent, iteration=event.iteration,
         state="restored", created_at=event.at, who=POLICY, fence=attempt, expires_at=None,
         taken_by_attempt=attempt, from_iteration=job.iteration, from_lineage=job.lineage,
         new_lineage=event.lineage, safety_checkpoint=event.left,
         reason=f"the loss was wrong from iteration {event.trouble:,} on",
+        skip=msgspec.json.encode(skips[0]).decode() if skips else None,
     )  # fmt: skip
     session.add(row)
     session.flush()

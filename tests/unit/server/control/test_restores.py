@@ -758,24 +758,37 @@ def test_an_order_may_leave_out_data(job, client):
     assert client.get(f"{JOB}/desired").json()["restore"]["skip"] == placed["skip"]
     assert order(client, iteration=10, key="k").status_code == 422
     assert order(client, iteration=10).status_code == 409
-    left_out = {"iteration": 10, "batches": 200, "loader": 0}
+    left_out = {"iteration": 10, "batches": 200, "loader": 0, "world_size": 1}
     job.say(LineageStarted(at=job.at, lineage=2, iteration=10, parent="000000000010-1", order=placed["id"],
                            left_out=(LeftOutData(**left_out),)))  # fmt: skip
     lineages = client.get(f"{JOB}/timeline").json()["lineages"]
     assert [each["left_out"] for each in lineages] == [[], [left_out]]
 
 
-@pytest.mark.parametrize("skip", [{"batches": 0}, {"to_iteration": 10}, {"to_iteration": -1}], ids=str)
+@pytest.mark.parametrize(
+    "skip",
+    [
+        {"batches": 0},
+        {"to_iteration": 10},
+        {"to_iteration": -1},
+        {},
+        {"loader": 0},
+        {"batches": 1, "to_iteration": 20},
+    ],
+    ids=str,
+)
 def test_an_order_that_leaves_out_nothing_is_refused(job, client, skip):
     assert order(client, iteration=10, skip=skip).status_code == 422
 
 
 def test_a_restore_by_the_rule_of_a_job_is_an_order_of_the_policy(job, client):
     job.say(LineageStarted(at=job.at, lineage=2, iteration=10, parent="000000000010-1", order="0f" * 16,
-                           left="000000000030-1", trouble=13))  # fmt: skip
+                           left="000000000030-1", trouble=13,
+                           left_out=(LeftOutData(iteration=10, batches=8),)))  # fmt: skip
     (made,) = client.get(f"{JOB}/restores").json()["restores"]
     assert (made["who"], made["state"], made["iteration"], made["new_lineage"]) == ("policy", "restored", 10, 2)
     assert made["reason"] == "the loss was wrong from iteration 13 on"
+    assert made["skip"] == {"batches": 8, "to_iteration": None, "loader": 0}
     assert made["safety_checkpoint"] == "000000000030-1"
     assert "policy" in client.get("/jobs/char-gpt").text
 
