@@ -68,8 +68,7 @@ class Boundary:
     ) -> None:
         self._training, self._controller, self._saver, self._history = training, controller, saver, saver.history
         self._reporter, self._ranks, self._operator, self._requests = reporter, ranks, operator, requests
-        self._meter, self._preemption = meter, preemption
-        self._lifecycle, self._trouble = lifecycle, trouble
+        self._meter, self._preemption, self._lifecycle, self._trouble = meter, preemption, lifecycle, trouble
         self._position = reporter.position
         self._compression, self._progress, self._server = compression, progress, server
         self._startup: Startup | None = startup
@@ -90,12 +89,8 @@ class Boundary:
 
     def attach(self) -> None:
         """Take part in the optimizer steps of the script, until the training closes."""
-        self._training.around_updates(
-            self.before_update,
-            self._meter.clock.update_ends,
-            self._saver.snapshots.wait_copy_ended,
-            self._may_act_after,
-        )
+        ends = self._meter.clock.update_ends, self._saver.snapshots.wait_copy_ended
+        self._training.around_updates(self.before_update, *ends, self._may_act_after)
 
     def call_together(self, call: CollectiveCall) -> None:
         """Make a call on all ranks whenever it is due."""
