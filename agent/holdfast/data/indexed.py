@@ -206,6 +206,11 @@ class IndexedBatches:
         """Whether a new iterator takes over from an open one: persistent workers read for one at a time."""
         return self.loader.persistent_workers
 
+    @property
+    def draws_nothing(self) -> bool:
+        """Whether samples were read in this process, and the first of them drew no random number."""
+        return self._seeded.draws_nothing and not self.generators.continued()
+
     state: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any] | None:

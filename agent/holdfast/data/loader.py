@@ -182,6 +182,14 @@ class DataLoader(LoaderPosition):
             raise AttributeError(name)
         return getattr(self._inner.loader, name)
 
+    @property
+    def repeats_evaluation(self) -> bool:
+        """Whether it evaluates, and each pass is known to give the same, so that no position matters."""
+        inner, samplers = self._inner, (self._given_sampler, self._given_batch_sampler)
+        is_same = isinstance(inner, IndexedBatches) and inner.draws_nothing and not self._shuffle
+        trains = self.is_iterated_directly or self._iterators.with_gradients
+        return is_same and samplers == (None, None) and not trains
+
     def __iter__(self) -> Iterator[Any]:
         """Iterate over an epoch from its first batch; the first time after a resume, over the rest of it.
 

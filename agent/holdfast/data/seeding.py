@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -39,7 +40,12 @@ class SeededDataset(DatasetWrapper):
     def __init__(self, dataset: Any, seed: int, collate: Callable[[Any], Any]) -> None:
         # torch's Subset has the method as well, but reads single samples
         by_batches = hasattr(dataset, "__getitems__") and not isinstance(dataset, Subset)
-        super().__init__(dataset, _seed=seed, _collate=collate, _by_batches=by_batches)
+        super().__init__(dataset, _seed=seed, _collate=collate, _by_batches=by_batches, _draws={})
+
+    @property
+    def draws_nothing(self) -> bool:
+        """Whether this process has read and collated samples, the first of which drew no random number."""
+        return len(self._draws) == 2 and not any(self._draws.values())
 
     def __getitem__(self, key: Key) -> Any:
         with preserved_random_state():
@@ -55,12 +61,26 @@ class SeededDataset(DatasetWrapper):
             return self._collated(keys[0], samples)
 
     def _read(self, key: Key) -> Any:
-        seed_all(self._seed, *key)
-        return self._dataset[key[1]]
+        return self._run("read", key, operator.itemgetter(key[1]), self._dataset)
 
     def _collated(self, first: Key, samples: Any) -> Any:
-        seed_all(self._seed, "collate", *first)
-        return self._collate(samples)
+        return self._run("collate", ("collate", *first), self._collate, samples)
+
+    def _run(self, kind: str, parts: tuple[Any, ...], function: Callable[[Any], Any], argument: Any) -> Any:
+        seed_all(self._seed, *parts)
+        result = function(argument)
+        if kind not in self._draws:
+            drawn = _next_numbers()
+            seed_all(self._seed, *parts)
+            self._draws[kind] = drawn != _next_numbers()
+        return result
+
+
+def _next_numbers() -> tuple[float, ...]:
+    """Draw a number from each generator that `seed_all` seeds."""
+    numpy = sys.modules.get("numpy")
+    numbers = random.random(), torch.rand((), device="cpu").item()  # noqa: S311
+    return numbers if numpy is None else (*numbers, numpy.random.random())
 
 
 def unchanged_batch(batch: Any) -> Any:

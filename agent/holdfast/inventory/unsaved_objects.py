@@ -75,6 +75,8 @@ class UnsavedObjects:
     def _unsaved_loaders(self, loaders: Collection[Any]) -> Iterator[str]:
         while self._drawn_from:
             loader = self._drawn_from.pop()
+            if loader.repeats_evaluation:
+                continue
             self._known_loaders.add(loader)
             if not any(each is loader for each in (*loaders, *self._reported_loaders)):
                 self._reported_loaders.append(loader)

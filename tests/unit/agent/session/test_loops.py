@@ -4,6 +4,7 @@ Each is compared with the same loop left alone: iteration, epoch, indices and lo
 """
 
 import functools
+import itertools
 import math
 
 import pytest
@@ -422,6 +423,50 @@ def test_a_loader_that_is_in_no_checkpoint_is_named_once_and_with_the_keyword_to
         job.iterate(batch, 0)
     assert caplog.text.count("a holdfast.DataLoader over RandomNumberDataset that is in no checkpoint") == 1
     assert "Session(loader2=...)" in caplog.text
+    job.session._close("SIGKILL")
+
+
+def noisy(samples):
+    return torch.stack([sample + torch.rand(1) for (sample,) in samples])
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "gradients", "stops_early", "count"),
+    [
+        (LINE, {}, False, False, 0),
+        (LINE, {}, False, True, 0),
+        (LINE, {}, True, False, 1),
+        (LINE, {"shuffle": True}, False, False, 1),
+        (LINE, {"sampler": range(8)}, False, False, 1),
+        (LINE, {"collate_fn": noisy}, False, False, 1),
+        (RandomNumberDataset(8), {}, False, False, 1),
+        ([*range(8)], {"num_workers": 1}, False, False, 1),
+    ],
+)
+def test_an_evaluation_that_repeats_itself_needs_no_position(
+    data, options, gradients, stops_early, count, tmp_path, caplog
+):
+    job = LoopJob(tmp_path, loader=True)
+    other = holdfast.DataLoader(data, batch_size=4, **options)
+    for batch in itertools.islice(job.session.batches(job.loader), 3):
+        with torch.set_grad_enabled(gradients):
+            list(itertools.islice(other, 1 if stops_early else None))
+        job.iterate(batch, 0)
+    assert caplog.text.count("that is in no checkpoint") == count
+    job.session._close("SIGKILL")
+
+
+def test_a_loader_that_trains_is_named_though_an_evaluation_of_it_was_not(tmp_path, caplog):
+    job = LoopJob(tmp_path)
+    job.session.resume()
+    loader = line_loader(holdfast.DataLoader, {}, sampled=False)
+    with torch.no_grad():
+        list(loader)
+    job.session.step()
+    assert "that is in no checkpoint" not in caplog.text
+    for _ in loader:
+        job.session.step()
+    assert caplog.text.count("a holdfast.DataLoader over TensorDataset that is in no checkpoint") == 1
     job.session._close("SIGKILL")
 
 
