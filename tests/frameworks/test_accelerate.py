@@ -63,6 +63,8 @@ class Loop:
                 self.counted.batches += 1
                 here = self.seen.setdefault(self.session.iteration + 1, [])
                 here.append((loss.item(), samples.tolist(), self.counted.batches))
+                if self.session.iteration + 1 == until:
+                    self.session.wait(300)  # for the checkpoint before, so that this iteration has one
                 self.session.step(loss=loss)
                 if self.session.iteration == until:
                     return self
@@ -94,6 +96,23 @@ def test_an_epoch_that_accumulation_does_not_divide_continues_exactly(tmp_path, 
     assert sorted(resumed.seen) == list(range(until + 1, 10))
     assert torch.equal(resumed.model.weight, whole.model.weight)
     assert resumed.scheduler.get_last_lr() == whole.scheduler.get_last_lr()
+
+
+@pytest.mark.parametrize(("accumulate", "samples", "updates"), [(1, 18, 5), (2, 18, 3)])
+def test_a_start_after_any_update_of_an_epoch_continues_exactly(tmp_path, accumulate, samples, updates):
+    """Five batches an epoch, the last of which is an update of its own where two are accumulated."""
+    arguments = {"accumulate": accumulate, "samples": samples}
+    whole = Loop(tmp_path / "whole", **arguments).train()
+    whole.session.close()
+    for until in range(1, 2 * updates + 1):
+        killed = Loop(tmp_path / str(until), **arguments).train(until=until)
+        killed.session.wait(300)
+        killed.session._close("SIGKILL")
+        resumed = Loop(tmp_path / str(until), **arguments).train()
+        resumed.session.close()
+        assert killed.seen | resumed.seen == whole.seen
+        assert sorted(resumed.seen) == list(range(until + 1, 3 * updates + 1))
+        assert torch.equal(resumed.model.weight, whole.model.weight)
 
 
 def overflowing_scaler():

@@ -54,6 +54,14 @@ def test_a_resume_repeats_neither_validation_nor_epoch_end(tmp_path, end_after):
     assert end_and_resume(tmp_path, [end_after]) == [1, end_after + 1]
 
 
+@pytest.mark.parametrize(("accumulate", "updates"), [(1, 5), (2, 3)])
+def test_a_start_after_any_update_of_an_epoch_continues_exactly(tmp_path, accumulate, updates):
+    """Five batches an epoch, the last of which is an update of its own where two are accumulated."""
+    arguments = {"accumulate_grad_batches": accumulate, "limit_train_batches": 5, "max_epochs": 2}
+    ends = list(range(1, updates + 2))
+    assert end_and_resume(tmp_path, ends, **arguments) == [1, *(end + 1 for end in ends)]
+
+
 def test_a_module_that_asks_for_the_number_of_steps_resumes_exactly(tmp_path):
     """`estimated_stepping_batches` prepares the loaders before any callback is called."""
     assert end_and_resume(tmp_path, [4, 6, 12], module=OneCycle) == [1, 5, 7, 13]
