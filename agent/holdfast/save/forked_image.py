@@ -11,6 +11,7 @@ import contextlib
 import errno
 import gc
 import os
+import re
 import select
 import signal
 import socket
@@ -34,6 +35,8 @@ PARENT_POLL_SECONDS = 0.5
 WRITE_BYTES = 4 << 20
 NICENESS = 5
 """Training runs first, but a child at 10, as background threads have, took five times as long as a copy."""
+_THREADS = r"This process .*is multi-threaded"
+"""How a warning of Python 3.12 and later begins, about forks beside threads: the child waits for none of them."""
 _STATUS = struct.Struct("=i")
 _PLACE = struct.Struct("=q")
 _DIGEST_BYTES = 16
@@ -146,10 +149,8 @@ def fork_image(views: Sequence[memoryview], ranges: Sequence[AddressRange]) -> F
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the child keeps them blocked
     try:
         gc.disable()  # a finalizer of the script must not run in the child, nor a collection touch all pages
-        with warnings.catch_warnings():
-            # of Python 3.12 and later, about forks beside threads: the child waits for none of them
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
+        _ignore_warning()
+        pid = os.fork()
         if not pid:
             _serve(theirs, views, parent)
         try:
@@ -168,6 +169,17 @@ def fork_image(views: Sequence[memoryview], ranges: Sequence[AddressRange]) -> F
             gc.enable()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return ForkedImage(pid, pidfd, ours, ranges)
+
+
+def _ignore_warning() -> None:
+    """Have the warning about threads ignored for this module from now on.
+
+    A filter for one call would take away those that other threads set meanwhile.
+    """
+    module = re.escape(__name__)
+    wanted = ("ignore", re.compile(_THREADS, re.IGNORECASE), DeprecationWarning, re.compile(module), 0)
+    if wanted not in warnings.filters[:1]:  # another may have been put before it, which raises errors
+        warnings.filterwarnings("ignore", _THREADS, DeprecationWarning, module)
 
 
 def _serve(connection: socket.socket, views: Sequence[memoryview], parent: int) -> NoReturn:

@@ -91,7 +91,7 @@ def test_it_counts_what_changed_meanwhile(file):
     with image_of(array) as image:
         array[: 8 << 20] = 0
         image.write(file, 0)
-        assert 8 << 20 <= image.changed_bytes < 9 << 20
+        assert 8 << 20 <= image.changed_bytes <= 12 << 20  # and huge pages at both ends
 
 
 def test_it_counts_no_other_memory_that_changed(file):
@@ -99,7 +99,7 @@ def test_it_counts_no_other_memory_that_changed(file):
     with image_of(memory[8 << 20 : 12 << 20]) as image:
         memory[12 << 20 :] = 0
         image.write(file, 0)
-        assert image.changed_bytes <= 1 << 20
+        assert image.changed_bytes <= 2 << 20  # a huge page at its end
 
 
 @pytest.mark.parametrize("moment", ["before it begins", "before it writes", "between two writes"])
@@ -226,7 +226,7 @@ def test_the_warning_about_threads_is_silent_for_this_call(monkeypatch, file):
     def warn():
         pid = fork()
         if pid:
-            warnings.warn("This process is multi-threaded", DeprecationWarning, stacklevel=2)
+            warnings.warn("This process (pid=7) is multi-threaded, use", DeprecationWarning, stacklevel=2)
         return pid
 
     monkeypatch.setattr(os, "fork", warn)
@@ -234,6 +234,11 @@ def test_the_warning_about_threads_is_silent_for_this_call(monkeypatch, file):
         warnings.simplefilter("error")
         with image_of(array_of()) as image:
             image.write(file, 0)
+        filters = list(warnings.filters)
+        with image_of(array_of()):
+            assert warnings.filters == filters
+        with pytest.raises(DeprecationWarning):
+            warnings.warn("This process (pid=7) is multi-threaded", DeprecationWarning, stacklevel=1)
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOMEM, "Cannot allocate memory"), RuntimeError("exiting")])
