@@ -99,7 +99,12 @@ class LayeredFiles:
         self, files: FileWriting, writer: CheckpointWriter, parts: Sequence[memoryview | bytes]
     ) -> tuple[fmt.File, float]:
         name = f"{stem_of(self._draft.rank, self._draft.id)}{fmt.REGION_SUFFIX}"
-        return files.write_file(writer, name, b"".join(parts), [], [])
+        file, seconds = files.write_file(writer, name, b"", [], parts)
+        whole = fmt.hasher()  # all of it counts as the header
+        for part in parts:
+            whole.update(part)
+        header = {"header_bytes": file.size_bytes, "header_digest": whole.hexdigest()}
+        return msgspec.structs.replace(file, **header), seconds
 
 
 def plan_layers(planner: IncrementalPlanner, draft: Draft, payload: memoryview) -> LayeredFiles | None:
