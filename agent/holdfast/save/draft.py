@@ -40,6 +40,8 @@ class Draft(fmt.CheckpointDescription, frozen=True, kw_only=True):
     # completed by the copy
     state: dict[str, Any] = field(default_factory=dict)
     slots: list[TensorRange] = field(default_factory=list)
+    image_bytes: int = 0
+    """Size of the tensors that are in no slot, since a forked child writes them."""
     views: dict[str, str] = field(default_factory=dict)
     shards: dict[str, Shard] = field(default_factory=dict)
     """Position of each sharded tensor in its global tensor, by name."""

@@ -166,6 +166,7 @@ class Snapshotter:
                 run.draft,
                 state=captured.trees,
                 slots=layout.slots,
+                image_bytes=0 if image is None else image.size_bytes,
                 views=layout.views if image is None else layout.views | image.views,
                 shards=captured.shards,
                 rank_local=captured.rank_local,

@@ -411,7 +411,8 @@ def _for_folder(draft: Draft, begun: _Begin) -> Draft:
 def _size_bytes(draft: Draft) -> int:
     """Return about how many bytes the rank will write."""
     links = draft.parent is not None and draft.may_link
-    return sum(slot.end - slot.start for slot in draft.slots if not (links and slot.name in draft.unchanged))
+    written = (slot for slot in draft.slots if not (links and slot.name in draft.unchanged))
+    return sum(slot.end - slot.start for slot in written) + draft.image_bytes
 
 
 def _reason_fields(error: BaseException, where: str = "") -> dict[str, Any]:

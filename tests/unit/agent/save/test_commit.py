@@ -6,6 +6,7 @@ import itertools
 import os
 import threading
 
+import msgspec
 import pytest
 
 from holdfast.checkpoint import restore
@@ -20,7 +21,7 @@ from holdfast.protocol.ids import checkpoint_id
 from holdfast.save.draft import Draft
 from holdfast.save.run import NotPrepared
 from holdfast.save.structures import KnownStructures
-from holdfast.save.two_phase_commit import STAGES, RankCommit
+from holdfast.save.two_phase_commit import STAGES, RankCommit, commit_alone
 from holdfast.save.writer import write_checkpoint
 from holdfast.store import LocalStore
 from holdfast.system.files import Files
@@ -582,3 +583,13 @@ def test_a_fork_of_several_ranks_needs_nothing_of_the_other_job(tmp_path):
     for rank in range(3):
         loaded = restore.load(job.store, "other", checkpoint, rank=rank)
         assert loaded.state["place"] == {"rank": rank, "iteration": 1}
+
+
+def test_room_is_also_needed_for_what_a_forked_child_writes(tmp_path):
+    class FullStore(LocalStore):
+        def begin(self, job, checkpoint, attempt, size_bytes):
+            raise OSError(f"{size_bytes} bytes are too many")
+
+    draft = msgspec.structs.replace(draft_of(0, 1, 1), image_bytes=1000)
+    with pytest.raises(OSError, match="1016 bytes"):
+        commit_alone(FullStore(tmp_path), [draft], lambda unwritten: unwritten)
