@@ -144,3 +144,45 @@ def train_ranks(stage, store, when, batches=0, bad_rank=None):
     again = loader()
     everything = [numbers.tolist() for _ in range(EPOCHS) for _, numbers in again]
     return {"at": at, "lineage": lineage, "samples": list(seen.values()), "all": everything}
+
+
+def start_ranks_of_which_one_cannot(stage, store):
+    """Restore without some data and end; start again, with a loader on rank 1 that cannot leave it out."""
+    torch.manual_seed(1)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+
+    def begin(loader):
+        session = holdfast.Session("job", store=store, every=1, model=model, optimizer=optimizer)
+        return session, session.batches(loader, epochs=EPOCHS)
+
+    def loader():
+        return holdfast.DataLoader(NumberedPoints(), batch_size=BATCH_SIZE, shuffle=True, seed=3)
+
+    def train(session, batches, until):
+        samples = []
+        for points, numbers in batches:
+            samples.append(numbers.tolist())
+            update(model, optimizer, points)
+            session.wait()
+            if session.iteration + 1 == 6 and session.lineage == 1:
+                newest = max(int(each[:12]) for each in open_store(store).checkpoints("job"))
+                session.restore(newest, skip_batches=1)
+            session.step()
+            if (session.lineage, session.iteration) >= until:
+                return samples
+        return samples
+
+    session, batches = begin(loader())
+    train(session, batches, (2, 0))
+    session._close("SIGKILL")
+    other = loader()
+    if session.rank == 1:
+        other.leave_out = lambda *_: (_ for _ in ()).throw(ValueError("not here"))
+    session, batches = begin(other)
+    at, samples = session.iteration, train(session, batches, (3, session.iteration + 2))
+    lineage = session.lineage
+    session.close()
+    again = loader()
+    everything = [numbers.tolist() for _ in range(EPOCHS) for _, numbers in again]
+    return {"at": at, "lineage": lineage, "samples": samples, "all": everything}

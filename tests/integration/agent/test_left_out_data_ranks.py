@@ -31,3 +31,13 @@ def test_all_ranks_go_back_when_the_loss_of_one_is_wrong(launcher, tmp_path, bad
     for rank in ranks:
         assert rank["lineage"] == 2
         assert rank["samples"] == rank["all"][:at] + rank["all"][upto:]
+
+
+def test_all_ranks_train_on_data_that_one_cannot_leave_out_as_it_starts(launcher, tmp_path):
+    ranks = launcher.run(
+        2, "tests.support.left_out_workloads.start_ranks_of_which_one_cannot", store=str(tmp_path)
+    )
+    for rank in ranks:
+        assert rank["lineage"] == 3
+        assert rank["samples"] == rank["all"][rank["at"] : rank["at"] + 2]
+    assert [len(each.left_out) for each in open_store(tmp_path).records("job", Lineage)] == [0, 1, 0]
