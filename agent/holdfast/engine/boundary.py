@@ -350,10 +350,11 @@ class Boundary:
         self._saver.retention.protect(Protector.SCRIPT, None)
         if self._ranks.leads:
             publish_attempt(self._history, self._server)
+        is_restored = self._training.restore_count != restores
+        if self._trouble is not None and is_restored:  # before the first decision about the new lineage
+            self._trouble.restarted(self._position.iteration)
         self._coordinator.begin(self._position.iteration)
-        if self._training.restore_count != restores:
-            if self._trouble is not None:
-                self._trouble.restarted(self._position.iteration)
+        if is_restored:
             self.restore_callbacks.run()
         self._meter.clock.restart()
 
