@@ -300,7 +300,7 @@ def _cost(job: JobSummary, words: str = "a crash now costs") -> str:
     if hours is not None and hours >= SMALL_GPU_HOURS and math.isfinite(hours):
         return f"{words} {hours:.2g} GPU-hours" if hours < 100 else f"{words} {hours:,.0f} GPU-hours"
     if seconds is not None and math.isfinite(seconds):
-        return f"{words} {_age(seconds)} of training"
+        return f"{words} {_age(seconds) if seconds >= 1 else 'less than 1 s'} of training"
     return f"{words} {_plural(job.exposure_iterations, 'iteration')}"
 
 

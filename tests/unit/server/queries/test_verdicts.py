@@ -169,6 +169,8 @@ def test_a_reason_of_an_agent_stays_in_its_line():
 
 def test_little_unsaved_work_is_given_as_time():
     assert verdict(facts(exposure_gpu_hours=0.003)).text.endswith("a crash now costs 4 s of training")
+    little = verdict(facts(exposure_gpu_hours=0.0001, exposure_seconds=0.07))
+    assert little.text.endswith("a crash now costs less than 1 s of training")
     assert verdict(facts(exposure_iterations=0)).text.endswith("a crash now costs nothing")
 
 
