@@ -117,6 +117,7 @@ def is_newer(session: Session, job: str, *, after: int, alert_pins: str | None) 
     A connected agent asks this again and again, mostly in vain. It takes a tenth of the time of `read`, or less.
     """
     connection = session.connection()
+    job = job.replace("\0", "\ufffd")  # as `models.base.PlainText` stores it
     version, pins_known = _VERSION.first(connection, {"job": job}) or (0, False)
     if version > after or alert_pins is None:
         return bool(version > after)

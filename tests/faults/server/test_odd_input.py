@@ -83,12 +83,11 @@ def test_every_query_is_tried(client):
         "after", "wait", "from", "to", "points", "limit", "before", "checkpoint", "iteration", "budget", "every",
     }  # fmt: skip
     assert {name for names in FORMS.values() for name in names} == {
-        "action", "admin", "against", "alert", "all_matching", "back", "budget", "checkpoint", "code", "degraded",
-        "edit", "enabled", "every", "expires", "for_seconds", "hold", "iteration", "job", "jobs", "key", "kind",
-        "label",
-        "least_severity", "limit", "max_unsaved_work", "mode", "name", "next", "password", "paused", "person",
-        "pinned", "policy", "present", "project", "retention", "role", "scopes", "seconds", "severity", "target",
-        "text", "token", "version", "window", "write_budget",
+        "action", "admin", "against", "alert", "all_matching", "back", "budget", "checkpoint", "code", "data",
+        "degraded", "edit", "enabled", "every", "expires", "for_seconds", "hold", "iteration", "job", "jobs",
+        "key", "kind", "label", "least_severity", "limit", "max_unsaved_work", "mode", "name", "next", "password",
+        "paused", "person", "pinned", "policy", "present", "project", "retention", "role", "scopes",
+        "seconds", "severity", "skip_to", "target", "text", "token", "version", "window", "write_budget",
     }  # fmt: skip
 
 
