@@ -189,7 +189,7 @@ def test_a_message_about_one_job_says_what_is_at_risk_and_what_to_do(client, age
     fall_silent(client, agent, clock)
     post()
     assert json.loads(hook.got[0][1])["text"].splitlines()[2] == (
-        "Silent for 2 min 10 s: no report from the agent; a crash has cost 1 s of training. "
+        "Silent for 2 min 10 s: no report from the agent; a crash has cost less than 1 s of training. "
         "If its process has ended, start the script again; else check its network."
     )
 
