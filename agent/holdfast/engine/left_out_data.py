@@ -195,7 +195,7 @@ class ToLeaveOut:
             reporter.lineage_began(history.lineage)
 
     def _due(self, iteration: int) -> list[LeftOutData]:
-        """Take what is due at an iteration. What was due before it was not left out by whoever got there."""
+        """Take what is due at an iteration; what was due at an earlier one no longer applies."""
         due = [each for each in self._pending if each.iteration == iteration]
         self._pending = [each for each in self._pending if each.iteration > iteration]
         return due

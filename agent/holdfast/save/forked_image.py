@@ -160,7 +160,7 @@ def fork_image(views: Sequence[memoryview], ranges: Sequence[AddressRange]) -> F
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
             raise
-    except BaseException:
+    except BaseException:  # also on Ctrl-C: nobody would close it
         ours.close()
         raise
     finally:
