@@ -2,6 +2,8 @@
 # docker build --target trainer --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .
 #                                   an example job under `holdfast run`
 #
+# After `make docs`, the server's image contains the guide.
+#
 # Both run as user 10001 and write to their volume and to /tmp only: start them with a read-only root file system.
 FROM python:3.11.14-slim-bookworm AS source
 ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1

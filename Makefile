@@ -34,7 +34,7 @@ DEVICE ?= cpu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-long lint format cuda-check bench-checkpoint bench-pacing bench-ingest bench-capacity bench-dashboard bench-mix bench-restore bench-codecs bench-protection bench-integrations bench-torchtitan bench-series docs bundle pictures wheel audit clean
+.PHONY: help setup demo test test-full test-long lint format cuda-check bench-checkpoint bench-pacing bench-ingest bench-capacity bench-dashboard bench-mix bench-restore bench-codecs bench-protection bench-integrations bench-torchtitan bench-series bench-ranks docs bundle pictures wheel audit clean
 
 help:  ## list what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -47,7 +47,7 @@ demo: $(VENV)/.product  ## server, dashboard and a training run; DEMO_SECONDS=12
 test: lint  ## lint, types, unit tests on SQLite, and one job that is killed, resumed and restored: about 5 minutes
 	$(BIN)/pytest -m fast $(PARALLEL) $(FAST)
 
-test-full: setup browser tracer database proxy $(FRAMEWORKS)/.installed $(CHARTS)/.installed  ## the rest of the tests: PostgreSQL, browser, processes, ranks, faults
+test-full: setup browser tracer database proxy azure $(FRAMEWORKS)/.installed $(CHARTS)/.installed  ## the rest of the tests: PostgreSQL, browser, processes, ranks, faults
 	$(BIN)/pytest -m "not fast and not long" $(PARALLEL)
 	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks -n $(WORKERS) --dist worksteal
 	$(CHARTS)/bin/python -m pytest tests/charts
@@ -95,8 +95,8 @@ bench-mix: setup  ## orders and pages on a server with open pages, long polls an
 bench-restore: $(FRAMEWORKS)/.installed  ## time of restores: after a kill, in place, by order, from memory; ARGS='--rounds 3'
 	$(FRAMEWORKS)/bin/python -m benchmarks.restore $(ARGS)
 
-bench-codecs: $(BENCH_READY)  ## sizes and costs of encoded checkpoints of real training states, beside zipnn
-	$(BENCH_PYTHON) -m benchmarks.codecs $(ARGS)
+bench-codecs: setup $(BENCH_READY)  ## sizes and costs of encoded and of incremental checkpoints of real training states
+	$(BENCH_PYTHON) -m benchmarks.codecs --incremental $(BIN)/python $(ARGS)
 
 bench-protection: setup  ## what bit errors and lost blocks do to a resumed training; ARGS='--seeds 3 --plot FILE'
 	$(BIN)/python -m benchmarks.bit_errors $(ARGS)
@@ -110,8 +110,12 @@ bench-torchtitan: $(TORCHTITAN)/.installed  ## the same for torchtitan, whose en
 bench-series: setup  ## gradients of a wave inversion from compressed states, and by recomputation; ARGS='--plot f.svg'
 	$(BIN)/python -m benchmarks.series $(ARGS)
 
-docs: $(VENV)/.docs  ## build the guide into docs/_build/html; fails at a broken link
+bench-ranks: setup  ## what rank 0 does for a checkpoint of 64 to 4,096 simulated ranks; ARGS='--ranks 64 256'
+	$(BIN)/python -m benchmarks.ranks $(ARGS)
+
+docs: $(VENV)/.docs  ## build the guide: docs/_build/html, and what a server shows under /guide; fails at a broken link
 	$(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
+	$(BIN)/python -m tools.guide
 
 bundle: setup  ## rebuild static/built from the scripts and styles of pages; needs Node.js and npm
 	$(BIN)/python -m tools.bundle
@@ -119,7 +123,7 @@ bundle: setup  ## rebuild static/built from the scripts and styles of pages; nee
 pictures: setup browser  ## retake the pictures in README and docs
 	$(BIN)/python tools/pictures.py
 
-wheel: setup  ## build dist/holdfast-*.whl and dist/holdfast_series-*.whl
+wheel: setup docs  ## build dist/holdfast-*.whl, with the guide, and dist/holdfast_series-*.whl
 	$(BIN)/python -m build --wheel --no-isolation
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist series
 
@@ -129,9 +133,9 @@ audit: setup $(AUDIT)/.installed  ## licences and, with a network, known vulnera
 	$(AUDIT)/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 clean:  ## remove build outputs, .venv and .demo
-	rm -rf $(VENV) $(BENCH) $(BENCH_INGEST) $(FRAMEWORKS) $(TORCHTITAN) $(CHARTS) $(AUDIT) docs/_build .bench-* .demo dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) $(BENCH_INGEST) $(FRAMEWORKS) $(TORCHTITAN) $(CHARTS) $(AUDIT) docs/_build web/holdfast_web/guide/built.json .bench-* .demo dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
-.PHONY: browser tracer database proxy
+.PHONY: browser tracer database proxy azure
 browser: setup
 	@tools/prerequisites chromium
 
@@ -143,6 +147,9 @@ database:
 
 proxy:
 	@tools/prerequisites nginx
+
+azure: setup
+	@tools/prerequisites azurite
 
 $(VENV)/bin/python:
 	tools/prerequisites python $(PYTHON)

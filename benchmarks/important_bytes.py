@@ -20,7 +20,9 @@ from holdfast.checkpoint.restore import LoadedCheckpoint
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.dtypes import stored_as
-from holdfast.format.parity_file import PARITY_BLOCK_BYTES, ParityCode, build_parity
+from holdfast.format.important import contents_of
+from holdfast.format.parity_file import PARITY_BLOCK_BYTES, ParityCode
+from holdfast.format.parity_stripes import build_parity
 from holdfast.store import Store, open_store
 from holdfast.system.host_memory import bytes_of
 from tests.support.edited_manifests import commit_manifest
@@ -143,7 +145,7 @@ def _written(folder: Path, named: dict[str, Tensor], code: ParityCode) -> tuple[
         tensors=tensors,
         state={},
     )
-    parity, entry = build_parity(code, FILE, parts, fmt.contents_of(made, file))
+    parity, entry = build_parity(code, FILE, parts, contents_of(made, file))
     stored = msgspec.structs.replace(file, parity=entry)
     manifest = msgspec.structs.replace(made, files=[stored])
     writer = store.begin(JOB, CHECKPOINT, attempt, size_bytes)

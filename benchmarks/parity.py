@@ -19,7 +19,8 @@ from collections.abc import Callable
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.scrub import scrub
 from holdfast.format import manifest as fmt
-from holdfast.format.parity_file import PARITY_BLOCK_BYTES, ParityCode, build_parity
+from holdfast.format.parity_file import PARITY_BLOCK_BYTES, ParityCode
+from holdfast.format.parity_stripes import build_parity
 from holdfast.store import Store, open_store
 from tests.support.edited_manifests import commit_manifest
 

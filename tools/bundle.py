@@ -16,7 +16,7 @@ import tempfile
 from holdfast_web.shared.assets import STATIC
 
 ESBUILD = "esbuild@0.28.2"
-ENTRIES = ("app.css", "app/main.js", "app/compare.js", "timeline/main.js")
+ENTRIES = ("app.css", "guide.css", "app/main.js", "app/compare.js", "timeline/main.js")
 """What pages load; each is built into one file with all that it imports."""
 BUILT = STATIC / "built"
 DIGEST = STATIC / "built.sha256"
@@ -28,7 +28,8 @@ def digest() -> str:
     for folder in ("app", "timeline", "built"):
         for path in sorted((STATIC / folder).rglob("*.*")):
             found.update(f"{path.relative_to(STATIC)}\n".encode() + path.read_bytes())
-    found.update((STATIC / "app.css").read_bytes())
+    for sheet in sorted(STATIC.glob("*.css")):
+        found.update(sheet.read_bytes())
     return found.hexdigest()
 
 

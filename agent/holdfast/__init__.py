@@ -13,7 +13,11 @@ without torch.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
+
+if "HOLDFAST_SUPERVISION" in os.environ:  # note what the script has set before it imports Holdfast
+    import holdfast.system.published_imports  # noqa: F401
 
 if TYPE_CHECKING:
     from holdfast.data.loader import DataLoader
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
         RestoreFailed,
         UnknownFormat,
     )
+    from holdfast.learning_rate import scale_learning_rate
     from holdfast.save.run import CheckpointOutcome
     from holdfast.session import Session
     from holdfast.state.variables import Variables
@@ -45,12 +50,14 @@ __all__ = [
     "UnknownFormat",
     "Variables",
     "__version__",
+    "scale_learning_rate",
 ]
 
 _HOMES = {
     "CheckpointOutcome": "holdfast.save.run",
     "DataLoader": "holdfast.data.loader",
     "Session": "holdfast.session",
+    "scale_learning_rate": "holdfast.learning_rate",
     "Variables": "holdfast.state.variables",
 }
 

@@ -32,6 +32,11 @@ def modules_in_use() -> dict[str, Any]:
     return {kind: module for kind in KINDS if (module := module_of(kind)).is_initialized()}
 
 
+def are_in_use() -> bool:
+    """Return whether this process uses any accelerator."""
+    return bool(modules_in_use())
+
+
 def is_capturing() -> bool:
     """Whether the current stream of this thread is captured as a graph: it executes nothing then."""
     modules = [each for each in modules_in_use().values() if hasattr(each, "is_current_stream_capturing")]

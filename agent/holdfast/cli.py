@@ -9,7 +9,22 @@ from typing import Annotated, Any, NoReturn, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from holdfast.commands import alerts, control, doctor, fork, plan, questions, requests, stores
+from holdfast.commands import (
+    account,
+    alerts,
+    approvals,
+    control,
+    doctor,
+    fork,
+    plan,
+    questions,
+    report,
+    requests,
+    store_limits,
+    stores,
+    training,
+    values,
+)
 from holdfast.commands.console import EXIT_CODES, EXIT_USAGE, fail
 
 COMMANDS = "holdfast.commands"
@@ -225,11 +240,14 @@ def run(
 
 _OPERATIONS = (
     questions.jobs, questions.show, questions.config, questions.logs,
-    questions.checkpoints, questions.goodput,
+    questions.checkpoints, questions.goodput, report.report, account.account,
     control.budget, control.write_budget, control.unsaved_work, control.every, control.policy, control.retention,
+    control.on_trouble,
     control.pause_checkpoints, control.resume_checkpoints,
-    requests.checkpoint, requests.probe, requests.restore, requests.undo,
+    requests.checkpoint, requests.probe, requests.restore, requests.undo, values.value, training.pause,
+    training.end,
     control.pin, control.unpin, control.label, requests.verify, control.delete, control.reset_numbers,
+    approvals.protect, approvals.approve, approvals.decline,
 )  # fmt: skip
 for _operation in _OPERATIONS:
     _takes_numbers = _operation in (
@@ -238,10 +256,13 @@ for _operation in _OPERATIONS:
         control.unsaved_work,
         control.every,
         control.policy,
+        values.value,
     )
     _settings = _MINUS_IS_A_VALUE if _takes_numbers else None
     app.command(rich_help_panel=_OPERATING, context_settings=_settings)(_operation)
+app.command("continue", rich_help_panel=_OPERATING)(training.go_on)
 app.add_typer(alerts.app, name="alerts", rich_help_panel=_OPERATING)
+app.add_typer(store_limits.app, name="stores", rich_help_panel=_OPERATING)
 app.command(rich_help_panel=_TRAINING)(doctor.doctor)
 app.command(rich_help_panel=_STORES)(fork.fork)
 app.command(rich_help_panel=_STORES, context_settings=_MINUS_IS_A_VALUE)(plan.plan)

@@ -7,7 +7,8 @@
             print(job.job, job.status, job.exposure_seconds)
         client.edit("char-gpt", budget="2%")
 
-Alerts are in `client.alerts`, users and keys in `client.accounts`, the retention of reports in `client.reports`.
+Alerts are in `client.alerts`, users and keys in `client.accounts`, requests that wait for approval in
+`client.approvals`, the retention of reports and the account in `client.reports`, stores in `client.stores`.
 Every method raises `ServerError`, or a subclass that says why, if the server rejects the request, and
 `UnreachableError` if no server answers.
 
@@ -23,7 +24,7 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.protocol.analyses import Goodput, JobPlan, RankTimes, RestorePreview, SettingsPreview
+from holdfast.protocol.analyses import Goodput, JobPlan, RankTimes, Recovery, RestorePreview, SettingsPreview
 from holdfast.protocol.attempts import AttemptConfiguration, AttemptOutput, AttemptSummary
 from holdfast.protocol.fleet import BulkChange, BulkResult, Fleet
 from holdfast.protocol.jobs import (
@@ -39,9 +40,12 @@ from holdfast.protocol.jobs import (
     Tensors,
     Verification,
 )
+from holdfast.protocol.orders import HaltAction
+from holdfast.protocol.report import Report
 from holdfast.protocol.timeline import Comparison, ComparisonAxis, Timeline
+from holdfast.protocol.values import JobValue
 from holdfast.protocol.wire import OPEN_ORDER_STATES, DataSkip, Desired
-from holdfast.server_link.administration import Accounts, Alerts, Reports
+from holdfast.server_link.administration import Accounts, Alerts, Approvals, Reports, Stores
 from holdfast.server_link.http_client import DEFAULT_SERVER, validate_server
 from holdfast.server_link.json_client import (
     Conflict,
@@ -90,14 +94,16 @@ class Client:
         self._http = JsonClient(server, token, timeout_seconds=timeout_seconds, retries=retries)
         self.alerts = Alerts(self._http)
         """Alerts, their rules and channels."""
+        self.approvals = Approvals(self._http)
+        """Requests about protected jobs that wait for a second person."""
         self.accounts = Accounts(self._http)
         """Users, keys and the audit log."""
         self.reports = Reports(self._http)
-        """Retention of reports."""
-        self.get = self._http.get
-        """Fetch any path under /api/v1."""
-        self.send = self._http.send
-        """Send any request under /api/v1."""
+        """Retention of reports, and the account."""
+        self.stores = Stores(self._http)
+        """Stores that jobs share, and their limits."""
+        self.get, self.send = self._http.get, self._http.send
+        """Fetch any path under /api/v1, and send any request."""
 
     @property
     def server(self) -> str:
@@ -333,9 +339,25 @@ class Client:
         """Return how a job spent its time in a window such as `24h`. Raises NotFound and Invalid."""
         return self._http.fetch(Goodput, "GET", "/jobs/{job}/goodput", job, query={"window": window})
 
+    def report(self, job: str | None = None, *, since: str = "12h", project: str | None = None) -> Report:
+        """Return what failed, what it cost, what was done, and what needs a decision. Raises NotFound and Invalid.
+
+        Args:
+            job: name of the job; `None`: all jobs that you may see.
+            since: how far back, such as `12h` or `7d`.
+            project: without a job, only the jobs of this project.
+        """
+        if job is not None:
+            return self._http.fetch(Report, "GET", "/jobs/{job}/report", job, query={"since": since})
+        return self._http.fetch(Report, "GET", "/report", query={"since": since, "project": project})
+
     def ranks(self, job: str, window: str | None = None) -> RankTimes:
         """Compare the ranks, and find the one that the others wait for. Raises NotFound and Invalid."""
         return self._http.fetch(RankTimes, "GET", "/jobs/{job}/ranks", job, query={"window": window})
+
+    def recovery(self, job: str) -> Recovery:
+        """Return where the job would go on from if it ended now. Raises NotFound."""
+        return self._http.fetch(Recovery, "GET", "/jobs/{job}/recovery", job)
 
     def forks(self, job: str) -> ForkFamily:
         """Return the job that this job was forked from, and its own forks. Raises NotFound."""
@@ -394,6 +416,22 @@ class Client:
         """Delete a note of a person. Raises NotFound and Conflict."""
         self._http.call("DELETE", ANNOTATION, job, annotation, idempotent=False)
 
+    # ---- values -------------------------------------------------------------------------------
+
+    def values(self, job: str) -> list[JobValue]:
+        """Return the values of a job's script that can be changed, with their last changes. Raises NotFound."""
+        return self._http.rows(JobValue, "values", "/jobs/{job}/values", job)
+
+    def set_value(self, job: str, name: str, value: bool | float | str | None) -> JobValue:
+        """Change a value of a job's script; a text is parsed, `None` returns to the script's own.
+
+        Raises NotFound; Invalid: the script does not allow it.
+        """
+        body = {"value": value}
+        return self._http.fetch(
+            JobValue, "PUT", "/jobs/{job}/values/{value}", job, name, body=body, idempotent=True
+        )
+
     # ---- settings -----------------------------------------------------------------------------
 
     def desired(self, job: str) -> Desired:
@@ -415,8 +453,9 @@ class Client:
         Args:
             job: name of the job.
             version: version that the change is based on. `None`: the newest.
-            changes: `budget`, `write_budget`, `max_unsaved_work`, `policy`, `every`, `paused`, `retention`, as
-                numbers or as text ("2%", "2TB/day", "10min"); `None` returns to the script's setting.
+            changes: `budget`, `write_budget`, `max_unsaved_work`, `policy`, `every`, `paused`, `retention`,
+                `on_trouble`, as numbers or as text ("2%", "2TB/day", "10min"); `None` returns to the script's
+                setting.
                 `every_seconds` limits how long `every` holds. `checkpoint_request` or `probe_request`: True
                 requests one now.
 
@@ -438,6 +477,32 @@ class Client:
         """
         return self._http.fetch(
             SettingsPreview, "GET", "/jobs/{job}/preview", job, query={"budget": budget, "every": every}
+        )
+
+    # ---- training -----------------------------------------------------------------------------
+
+    def order_training(self, job: str, action: HaltAction) -> Desired:
+        """Pause training after a checkpoint, continue it, or end it after a checkpoint.
+
+        Args:
+            job: name of the job.
+            action: "pause", "continue" or "end".
+
+        Raises:
+            NotFound.
+            Conflict: the job has ended, or is not paused.
+        """
+        return self._http.fetch(Desired, "POST", "/jobs/{job}/training/{action}", job, action, idempotent=True)
+
+    def protect(self, job: str, *, protected: bool = True) -> JobSummary:
+        """Protect a job: restores, pauses, ends and values then need the approval of a second person.
+
+        Raises:
+            NotFound.
+            Conflict: the server has no accounts, or the removal of the protection waits for approval.
+        """
+        return self._http.fetch(
+            JobSummary, "PUT", "/jobs/{job}/protection", job, body={"protected": protected}, idempotent=True
         )
 
     # ---- restores -----------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import difflib
 import getpass
 import math
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any, Literal, Self
 
 from holdfast import disabled
 from holdfast.disabled import is_disabled
+from holdfast.format.encoding import CODEC
 from holdfast.format.parity_file import ParityCode, parse_parity
 from holdfast.pacing import PacingSettings, parse_budget, parse_every, parse_mtbf, parse_policy, policy_names
 from holdfast.pacing.settings import (
@@ -30,6 +30,7 @@ from holdfast.pacing.settings import (
     parse_unsaved_work,
     parse_write_budget,
 )
+from holdfast.protocol.orders import OnTrouble, parse_on_trouble
 from holdfast.protocol.wire import MAX_LABELS
 from holdfast.retention import Retention, parse_retention
 from holdfast.units import FixedInterval
@@ -40,7 +41,6 @@ MOST_LABEL = 64
 """Characters."""
 DEFAULT_GRACE_SECONDS = 30.0
 """Between SIGTERM and SIGKILL, where nothing else is set: that of Kubernetes and of Slurm."""
-_ON_TROUBLE = re.compile(r"(observe|restore)(?: +([0-9]+) +in +([0-9]+))?")
 HOST_STATES = ("auto", "copy", "fork")
 FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
@@ -104,7 +104,14 @@ def _parse_drain_every(value: FixedInterval | str) -> FixedInterval:
         ) from None
 
 
-def _parse_compress(value: bool | str) -> bool:
+def _parse_compress(value: bool | str) -> bool | str:
+    if isinstance(value, str) and value.strip().lower() not in FLAGS:
+        from holdfast.format.file_transforms import transform_names
+
+        if value not in (names := transform_names()):
+            known = ", ".join([*FLAGS, *sorted(names)])
+            raise ValueError(f"compress={value!r}: give one of {known}, or install the package that adds it")
+        return value
     found = _parse_flag("compress", value)
     if found and find_spec("numpy") is None:
         raise ValueError(f"compress={value!r}: compression needs numpy: pip install numpy, or give off")
@@ -122,33 +129,6 @@ def _parse_host_state(value: str) -> str:
     if value not in HOST_STATES:
         raise ValueError(f"host_state={value!r}: give one of {', '.join(HOST_STATES)}")
     return value
-
-
-@dataclass(frozen=True, slots=True)
-class OnTrouble:
-    """What a job does about losses that are wrong."""
-
-    mode: Literal["off", "observe", "restore"] = "off"
-    most: int = 2
-    """Most restores, of those whose trouble is within `within` iterations."""
-    within: int = 1000
-
-    @property
-    def is_on(self) -> bool:
-        return self.mode != "off"
-
-
-def parse_on_trouble(value: str | OnTrouble) -> OnTrouble:
-    """Parse `off`, `observe`, `restore` or `restore 3 in 2000`. ValueError for anything else."""
-    if isinstance(value, OnTrouble):
-        return value
-    text = str(value).strip().lower()
-    if text == "off":
-        return OnTrouble()
-    match = _ON_TROUBLE.fullmatch(text)
-    if match is None or 0 in (numbers := [int(each) for each in match.groups()[1:] if each is not None]):
-        raise ValueError(f"on_trouble={value!r}: give off, observe, restore, or restore 3 in 2000")
-    return OnTrouble("restore" if match[1] == "restore" else "observe", *numbers)
 
 
 def setting(
@@ -174,10 +154,10 @@ class Config:
     """What a session was started with. `NAME` is also read from HOLDFAST_NAME."""
 
     store: str | os.PathLike[str] = setting(
-        DEFAULT_STORE, "a directory, or [`s3://bucket/prefix`](object-stores.md)"
+        DEFAULT_STORE, "a directory, or a bucket: [`s3://`, `gs://` or `az://`](object-stores.md)"
     )
     drain: str | os.PathLike[str] | None = setting(
-        None, "a store that [gets copies](tiers.md) of the checkpoints in a directory, later", shown="none"
+        None, "a store that later [gets copies](tiers.md) of the checkpoints in a directory", shown="none"
     )
     drain_every: FixedInterval = setting(
         timedelta(minutes=10),
@@ -187,16 +167,18 @@ class Config:
     )
     drain_retention: Retention | None = setting(
         None,
-        "which copies stay there, by the same [rules](training.md#which-checkpoints-stay) as `retention`",
+        "which copies stay there, by the [rules](training.md#which-checkpoints-stay) of `retention`",
         parse_retention,
         shown="as `retention` or `keep` says",
     )
     server: str | None = setting(None, "the server to report to", shown="none")
-    token: str | None = setting(None, "the agents' [key](accounts.md) there, or its shared secret", shown="none")
+    token: str | None = setting(
+        None, "the server's [key](accounts.md) for agents, or its shared secret", shown="none"
+    )
     budget: float = setting(DEFAULT_BUDGET, "overhead that checkpoints may cause", parse_budget, shown="`3.5%`")
     write_budget: float | None = setting(
         None,
-        "what checkpoints may [send to the store](pacing.md#ceilings): `2TB/day`, `500GB/h`",
+        "the most that checkpoints may [send to the store](pacing.md#ceilings): `2TB/day`, `500GB/h`",
         parse_write_budget,
         shown="`2TB/day`, or 2,000 times the state a day if that is more",
     )
@@ -208,14 +190,14 @@ class Config:
     )
     total: int | None = setting(
         None,
-        "iterations of the job; [`coci`](pacing.md#the-policy-coci) spreads its checkpoints over them",
+        "iterations of the whole job, for its progress and the policy [`coci`](pacing.md#the-policy-coci)",
         _count("total", "iterations"),
         shown="unknown",
     )
-    policy: str = setting(DEFAULT_POLICY, "what [chooses the interval](pacing.md)", parse_policy)
+    policy: str = setting(DEFAULT_POLICY, "the policy that [chooses the interval](pacing.md)", parse_policy)
     every: FixedInterval | None = setting(
         None,
-        "a fixed interval in the policy's place: iterations, or a time such as `10min` or `2h30min`",
+        "a fixed interval instead of a policy: iterations, or a time such as `10min` or `2h30min`",
         parse_every,
         shown="none",
     )
@@ -223,54 +205,54 @@ class Config:
         None,
         "mean time between failures of the whole job, `3.1h`; corrected by observed failures",
         parse_mtbf,
-        shown="as clusters report it",
+        shown="the rate that clusters report",
     )
     keep: int = setting(
         DEFAULT_KEEP,
-        "about how many checkpoints stay; the newest close together, older ones further apart",
+        "about how many checkpoints to keep; the newest close together, older ones further apart",
         _count("keep", "checkpoints"),
     )
     retention: Retention | None = setting(
         None,
-        "[rules](training.md#which-checkpoints-stay) in the place of `keep`: `last 5, every 1000, "
+        "[rules](training.md#which-checkpoints-stay) instead of `keep`: `last 5, every 1000, "
         "best 3 by val_loss, size 200GB`",
         parse_retention,
         shown="as `keep` says",
     )
     max_in_flight: int = setting(
         1,
-        "how many snapshots may be in flight, each in host memory of the state's size",
+        "most snapshots in flight, each of which takes host memory of the state's size",
         _count("max_in_flight", "snapshots in flight"),
     )
     peers: int = setting(
         0,
-        "on how many other hosts the newest snapshot of each rank is "
-        "[held in memory](ranks.md#memory-of-other-hosts) as well: 0 or 1",
+        "number of other hosts that also [hold in memory](ranks.md#memory-of-other-hosts) the newest snapshot "
+        "of each rank: 0 or 1",
         _number("peers", int, 0, 1, "0 or 1"),
     )
     parity: ParityCode | None = setting(
         None,
-        "[parity](parity.md) with which damaged checkpoints are repaired: data and parity blocks, as in `10+2`, "
-        "or `important 10+2` for [important bytes](parity.md#important-bytes) alone",
+        "[parity](parity.md) to repair damaged checkpoints: data and parity blocks, as in `10+2`, or "
+        "`important 10+2` for only the [important bytes](parity.md#important-bytes)",
         parse_parity,
         shown="off",
     )
-    compress: bool = setting(
+    compress: bool | str = setting(
         False,
-        "whether files are [compressed](stores.md#compressed-checkpoints) without loss, as byte planes",
+        "[compress](stores.md#compressed-checkpoints) files without loss, as byte planes; or the name of "
+        "another package's [file transform](internals/extending.md#a-file-transform)",
         _parse_compress,
         shown="`off`",
     )
     incremental: bool | Literal["auto"] = setting(
-        False,
-        "whether only the [rows that changed](incremental.md) are written of tensors in which few do: `auto`, "
+        "auto",
+        "write only the [rows that changed](incremental.md): `auto` for tensors in which few rows change, "
         "`on` for all large tensors, or `off`",
         _parse_incremental,
-        shown="`off`",
     )
     host_state: Literal["auto", "copy", "fork"] = setting(
         "auto",
-        "how large arrays outside of models and optimizers are saved: `copy`, or from a "
+        "how to save large arrays outside of models and optimizers: `copy`, or from a "
         "[fork](host-state.md) of the process without a second copy; `auto` chooses",
         _parse_host_state,
     )
@@ -281,11 +263,11 @@ class Config:
         shown="`off`",
     )
     owner: str = setting(
-        None, "who launched the job, as the fleet shows it", shown="the user it runs as", computed=_user
+        None, "who launched the job, shown on the fleet page", shown="the user it runs as", computed=_user
     )
     labels: dict[str, str] = setting(
         None,
-        'labels shown in the fleet: `{"team": "vision"}`, or `team=vision, data=v3`',
+        'labels shown on the fleet page: `{"team": "vision"}`, or `team=vision, data=v3`',
         _parse_labels,
         shown="none",
         computed=dict,
@@ -293,21 +275,22 @@ class Config:
     restorable_in_place: bool | None = setting(
         None,
         "whether a restore may happen [while the script runs](training.md#three-shapes-of-loop); "
-        "one that cannot is started again for it",
+        "otherwise the script restarts for it",
         partial(_parse_flag, "restorable_in_place"),
-        shown="as the loop looks",
+        shown="detected from the loop",
     )
     on_trouble: OnTrouble = setting(
         OnTrouble(),
         "what the job does when its loss is not finite, or has risen and stays up: `restore` the "
-        "[last good checkpoint](operating.md#restore-without-an-operator) without the data of that time, at most "
-        "twice in 1,000 iterations, or `restore 3 in 2000`; `observe` says what it would do",
+        "[last good checkpoint](operating.md#restore-without-an-operator) and leave out the data of that time, at "
+        "most twice in 1,000 iterations, or `restore 3 in 2000`; `observe` reports what it would do. After the "
+        "last restore, `restore 3 in 2000 then pause` pauses training, and `then end` ends it",
         parse_on_trouble,
         shown="`off`",
     )
     grace: float = setting(
         DEFAULT_GRACE_SECONDS,
-        "seconds from SIGTERM to the kill, within which the job saves and ends; 0: SIGTERM is left alone",
+        "seconds from SIGTERM to the kill, within which the job saves and ends; 0: no handler for SIGTERM",
         _number(
             "grace",
             float,
@@ -343,7 +326,7 @@ class Config:
 
     def without_disabled(self) -> Self:
         """Return the settings without those that HOLDFAST_DISABLE switches off."""
-        compress = self.compress and not is_disabled("planes")
+        compress = False if is_disabled("planes") else self.compress
         return dataclasses.replace(
             self,
             compress=compress,
@@ -352,6 +335,11 @@ class Config:
             peers=0 if is_disabled("peers") else self.peers,
             host_state="copy" if is_disabled("fork") else self.host_state,
         )
+
+    @property
+    def transform(self) -> str:
+        """Name of the file transform that compresses checkpoints."""
+        return self.compress if isinstance(self.compress, str) else CODEC
 
     @property
     def pacing(self) -> PacingSettings:

@@ -10,18 +10,19 @@ from collections.abc import Iterable
 
 VARIABLE = "HOLDFAST_DISABLE"
 STRATEGIES = {
-    "device-copy": "snapshots are copied to host memory at once, not within device memory first",
-    "drain": "checkpoints are not copied to another store, whatever the setting drain says",
-    "incremental": "all rows of a tensor are written, whatever the setting incremental says",
-    "fork": "host state is copied, whatever the setting host_state says",
-    "inventory": "state that no checkpoint holds is not looked for",
+    "device-copy": "snapshots are copied directly to host memory, without a copy in device memory",
+    "drain": "checkpoints are not copied to another store, regardless of the setting drain",
+    "incremental": "all rows of a tensor are written, regardless of the setting incremental",
+    "fork": "host state is copied, regardless of the setting host_state",
+    "inventory": "Holdfast does not look for state that no checkpoint holds",
     "links": "unchanged files are written again instead of linked",
     "memory-tier": "the supervisor's memory neither keeps snapshots nor completes them after a crash",
-    "parity": "checkpoints have no parity, whatever the setting parity says",
-    "peers": "no snapshot is sent to another host, whatever the setting peers says",
-    "planes": "checkpoints are not compressed, whatever the setting compress says",
+    "parity": "checkpoints have no parity, regardless of the setting parity",
+    "peers": "no snapshot is sent to another host, regardless of the setting peers",
+    "store-shares": "what the job writes to its store is neither reported nor limited",
+    "planes": "checkpoints are not compressed, regardless of the setting compress",
 }
-"""What each name means. The names of policies can be given as well: checkfreq then decides in their place."""
+"""What each name means. The names of policies can be given as well: checkfreq then replaces them."""
 
 
 def disabled_names() -> list[str]:
@@ -42,7 +43,7 @@ def describe(policies: Iterable[str]) -> tuple[list[str], list[str]]:
         if name in STRATEGIES:
             off.append(f"{VARIABLE} switches off {name}: {STRATEGIES[name]}")
         elif name in replaceable:
-            off.append(f"{VARIABLE} switches off the policy {name}: checkfreq decides in its place")
+            off.append(f"{VARIABLE} switches off the policy {name}: checkfreq replaces it")
         else:
             known = ", ".join([*STRATEGIES, *replaceable])
             warnings.append(f"{VARIABLE}={name!r} has no effect: the names are {known}")

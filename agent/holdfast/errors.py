@@ -1,4 +1,4 @@
-"""What can go wrong, by name. Only RestoreFailed ever ends a loop; the others appear at start-up and in tools."""
+"""Errors of Holdfast. Only RestoreFailed ends a training loop; the others occur at start-up and in tools."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ T = TypeVar("T")
 
 
 class HoldfastError(Exception):
-    """The root of what follows."""
+    """Base class of all Holdfast errors."""
 
 
 class DamagedCheckpoint(HoldfastError):
-    """A file of a checkpoint is missing, cut short or not what its digest says."""
+    """A file of a checkpoint is missing, truncated, or differs from its digest."""
 
     def __init__(self, file: str, reason: str) -> None:
         super().__init__(f"{file}: {reason}")
@@ -23,7 +23,7 @@ class DamagedCheckpoint(HoldfastError):
 
 
 class StoreFull(OSError):
-    """A store has too little room for a checkpoint that was to begin."""
+    """A store has too little room for a new checkpoint."""
 
     def __init__(self, reason: str, place: str, missing_bytes: int, free_bytes: int) -> None:
         super().__init__(errno.ENOSPC, reason, place)
@@ -36,7 +36,7 @@ def is_full(error: BaseException | None) -> bool:
 
 
 class IncompleteParts(HoldfastError):
-    """What the ranks of a job have written does not make a whole checkpoint, which must not be committed."""
+    """The parts that the ranks wrote do not form a complete checkpoint, so it is not committed."""
 
 
 class UnknownFormat(HoldfastError):
@@ -52,7 +52,7 @@ class IncompatibleCheckpoint(HoldfastError):
 
 
 def with_way_out(work: Callable[[], T]) -> T:
-    """Call a function of a start; where a checkpoint does not fit an object, say what the script can do."""
+    """Call a function of a start; if a checkpoint does not fit an object, add the remedy to the error."""
     try:
         return work()
     except IncompatibleCheckpoint as error:
@@ -74,12 +74,12 @@ class NoSuchCheckpoint(HoldfastError, LookupError):
 
 
 class NoProbe(HoldfastError):
-    """How the data are loaded cannot be measured; says why."""
+    """Data loading cannot be measured; the message is the reason."""
 
 
 class Fenced(HoldfastError):
-    """A newer attempt of the same job has started; this one may commit and delete nothing any more."""
+    """A newer attempt of the same job has started; this one may no longer commit or delete anything."""
 
 
 class RestoreFailed(HoldfastError):
-    """The state could neither be restored nor put back: going on would train a mixture of two iterations."""
+    """A restore failed and the previous state could not be put back; the state mixes two iterations."""

@@ -23,10 +23,17 @@ PER_LINEAGE = "per lineage"
 MOST_CHARACTERS = 100
 MOST_METRIC_CHARACTERS = 64
 _COUNTS = {"last": "checkpoints", "every": "iterations", "spaced": "checkpoints"}
-_USAGE = (
-    "use last 5, every 1000, spaced 12, 12 by progress, best 3 by val_loss, size 200GB, or several of these "
-    "separated by commas"
-)
+RULES = {
+    "last 5": "the newest 5",
+    "every 1000": "one per 1,000 iterations",
+    "spaced 12": "about 12, at growing distances",
+    "12 by progress": "12, dense where the loss fell fast",
+    "best 3 by val_loss": "the 3 with the smallest values of a metric",
+    "best 1 by max accuracy": "the one with the largest value",
+    "size 200GB": "the most bytes of those that the others keep",
+}
+"""An example of each rule, and what it keeps, for messages, the command line and the dashboard."""
+_USAGE = f"use {', '.join(RULES)}, or several of these separated by commas"
 PROGRESS = "loss"
 """The metric from which progress is read."""
 _BY_PROGRESS = re.compile(r"(\d[\d_]*)\s+by\s+progress", re.IGNORECASE | re.ASCII)

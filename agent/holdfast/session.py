@@ -11,49 +11,40 @@ import logging
 import os
 import sys
 import time
-import uuid
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar, cast
 
 from holdfast.checkpoint import restore
-from holdfast.checkpoint.retention_queue import Protector, RetentionQueue
+from holdfast.checkpoint.retention_queue import Protector
 from holdfast.config import SETTINGS, Config, named_objects
 from holdfast.data.cursor import Cursor
 from holdfast.distributed import ranks
 from holdfast.engine import optional_parts
 from holdfast.engine.boundary import Boundary
 from holdfast.engine.coordination import CollectiveCall, Requests, RestoreTarget
-from holdfast.engine.in_place_restore import WRITE_SECONDS
-from holdfast.engine.lifecycle import Life, Lifecycle, ending_of
+from holdfast.engine.lifecycle import WRITE_SECONDS, Life, Lifecycle, ending_of
 from holdfast.engine.operator import Operator
 from holdfast.engine.startup import Startup
 from holdfast.engine.training import Training
 from holdfast.errors import RestoreFailed
 from holdfast.pacing import Controller, parse_every
-from holdfast.protocol import ids
-from holdfast.protocol.wire import StallKind, skip_of
+from holdfast.protocol import ids, orders
+from holdfast.protocol.wire import StallKind
 from holdfast.retention import Retention
-from holdfast.save.history import History
-from holdfast.save.host_buffers import Arena
-from holdfast.save.persister import Persister
-from holdfast.save.reports import CheckpointEvents
 from holdfast.save.run import CheckpointOutcome, RunListener
-from holdfast.save.saver import Saver
-from holdfast.save.snapshotter import Snapshotter
-from holdfast.store import Store
 from holdfast.system import supervisor_channel
 from holdfast.system.preemption import PreemptionHandler
 from holdfast.telemetry.configuration import flatten
 from holdfast.telemetry.iteration_metrics import IterationMetrics
 from holdfast.telemetry.reporter import Reporter, TrainingPosition, console_log
 
-if TYPE_CHECKING:
-    from holdfast.save.compression import Compression
-
 logger = logging.getLogger("holdfast")
 
 _END = object()
+ScalarT = TypeVar("ScalarT", bool, int, float, str)
+OPEN_SESSIONS: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 class Session:
@@ -74,39 +65,38 @@ class Session:
             HOLDFAST_WRITE_BUDGET, else 2 TB or 2,000 times the state a day, whichever is more.
         max_unsaved_work: work that a failure may lose, as far as both budgets allow: 600 or "10min". Default:
             HOLDFAST_MAX_UNSAVED_WORK, else 10 minutes.
-        policy: what chooses the interval. Default: HOLDFAST_POLICY, else "goodput".
-        every: a fixed interval in the policy's place: 500 iterations, or a time such as "10min", "1.5h" or
+        policy: the policy that chooses the interval. Default: HOLDFAST_POLICY, else "goodput".
+        every: a fixed interval instead of a policy: 500 iterations, or a time such as "10min", "1.5h" or
             "2h30min". Default: HOLDFAST_EVERY.
         mtbf: the mean time between failures of the whole job, in seconds or as "3.1h"; failures of the job
-            correct it. Default: HOLDFAST_MTBF, else as clusters report it.
-        total: iterations that the job is to have; the policy "coci" spreads its checkpoints over them. Default:
-            HOLDFAST_TOTAL, else unknown.
-        keep: about how many checkpoints retention leaves. Default: HOLDFAST_KEEP, else 12.
-        retention: rules in the place of `keep`, any of "last 5, every 1000, spaced 12, best 3 by val_loss,
-            size 200GB, per lineage". Default: HOLDFAST_RETENTION.
-        max_in_flight: how many snapshots may be in flight, each in host memory of the state's size. Default:
+            correct it. Default: HOLDFAST_MTBF, else the rate published for clusters.
+        total: iterations of the job, for progress and the policy "coci". Default: HOLDFAST_TOTAL, else unknown.
+        keep: approximate number of checkpoints that stay. Default: HOLDFAST_KEEP, else 12.
+        retention: rules instead of `keep`, such as "last 5, every 1000, size 200GB"; the page on training scripts
+            lists all. Default: HOLDFAST_RETENTION.
+        max_in_flight: maximum number of snapshots in flight, each in host memory of the state's size. Default:
             HOLDFAST_MAX_IN_FLIGHT, else 1.
-        peers: on how many other hosts the newest snapshot of each rank is held in memory as well: 0 or 1. Needs
+        peers: number of other hosts that hold the newest snapshot of each rank in memory: 0 or 1. Needs
             `holdfast run` on each host. Default: HOLDFAST_PEERS, else 0.
-        parity: data and parity blocks, "10+2": files are written with which up to that many damaged blocks of each
-            stripe are repaired. "important 10+2" protects the important bytes of numbers alone, in less space.
+        parity: data and parity blocks, "10+2": up to 2 damaged blocks of each stripe of 12 can be repaired.
+            "important 10+2" protects only the important bytes of numbers, in less space.
             Default: HOLDFAST_PARITY, else off.
-        compress: compress checkpoints without loss, as byte planes, where that makes them smaller. It pauses while
-            encoding would lengthen the interval or exceed the budget. Default: HOLDFAST_COMPRESS, else no.
-        incremental: write only the rows that changed of tensors in which few do. "auto": of those that samples
-            choose; True: of all large tensors. Default: HOLDFAST_INCREMENTAL, else no.
+        compress: compress checkpoints without loss, as byte planes or by the transform of that name, where that
+            makes them smaller. Pauses while it costs too much. Default: HOLDFAST_COMPRESS, else no.
+        incremental: write only the changed rows of tensors in which few change. "auto": of tensors that samples
+            select; True: of all large tensors; False: of none. Default: HOLDFAST_INCREMENTAL, else "auto".
         host_state: how large arrays outside of models and optimizers are saved: "copy", or "fork", from a forked
             image of the process without a second copy. "auto" forks where the copy would not fit into memory, or
             would block training longer. Default: HOLDFAST_HOST_STATE, else "auto".
-        debug: digest every tensor before and after it is copied, while training waits, so that not even one
-            element can change unseen meanwhile. Default: HOLDFAST_DEBUG, else no.
-        owner: who launched the job, as the fleet shows it. Default: HOLDFAST_OWNER, else the user it runs as.
+        debug: digest every tensor before and after it is copied, while training waits, to detect a change of any
+            element. Default: HOLDFAST_DEBUG, else no.
+        owner: the user who launched it, shown in the fleet. Default: HOLDFAST_OWNER, else the user it runs as.
         labels: labels of the job, {"team": "vision"}. Default: HOLDFAST_LABELS, as in "team=vision, data=v3".
         grace: seconds from SIGTERM to the kill. On SIGTERM all ranks end at the same boundary, with a last
             checkpoint if there is time for one, and exit status 143; unless the script handles the signal itself.
             0 leaves SIGTERM alone. Default: HOLDFAST_GRACE, else 30.
-        restorable_in_place: whether a restore may happen while the loop runs. A loop that is not is restarted to
-            carry out a restore. Default: HOLDFAST_RESTORABLE_IN_PLACE, else detected.
+        restorable_in_place: whether a restore may happen while the loop runs; otherwise the script is restarted
+            for it. Default: HOLDFAST_RESTORABLE_IN_PLACE, else detected.
         on_trouble: "restore" the last good checkpoint without the data of that time when the loss is wrong, or
             "observe". Default: HOLDFAST_ON_TROUBLE, else "off".
         state: further objects to checkpoint, under any names: {"policy": policy_net}, whose keyword is a setting.
@@ -147,7 +137,7 @@ class Session:
         max_in_flight: int | None = None,
         peers: int | None = None,
         parity: str | None = None,
-        compress: bool | None = None,
+        compress: bool | str | None = None,
         incremental: bool | Literal["auto"] | None = None,
         host_state: str | None = None,
         debug: bool | None = None,
@@ -168,6 +158,7 @@ class Session:
             # the message names the setting and the value: the frames of the parsers would only bury it
             raise error.with_traceback(None) from None
         self._build(options, named_objects(state, objects), keep_settings or {})
+        OPEN_SESSIONS.add(self)
         atexit.register(self.close_at_exit)
 
     def _build(
@@ -187,23 +178,22 @@ class Session:
         self._reporter = Reporter(
             self.job, self._position, quiet=not self._ranks.leads, owner=options.owner, labels=options.labels
         )
-        self._meter = IterationMetrics(self._controller, self._reporter, optional_parts.loss_watch(options))
+        self._meter = IterationMetrics(self._controller, self._reporter)
         compression = optional_parts.compression(options, self._ranks, self._controller, self._reporter)
-        self._saver = self._build_saver(store, options, compression)
+        self._saver, self._memory = optional_parts.build_saver(
+            store, options, self._ranks, self._reporter, self._meter, compression, self._controller
+        )
         self._drain = optional_parts.drain_queue(store, options, self._ranks, self._saver, self._reporter)
         console_log.open()
         self._requests = Requests()
         self._operator = Operator(
             self._saver.history, self._saver.retention, self._controller, self._reporter, self._requests,
-            options.pacing, rules=options.retention_rules,
+            options.pacing, self._saver.shares, rules=options.retention_rules, on_trouble=options.on_trouble,
         )  # fmt: skip
         startup = Startup(
             self._training, self._saver, self._operator, self._reporter, self._ranks, self._meter, earlier,
             self._memory, server=options.server, token=options.token,
         )  # fmt: skip
-        trouble = optional_parts.trouble_rule(
-            options, self._meter.losses, self._saver, self._reporter, self._ranks
-        )
         self._progress = supervisor_channel.open_progress_file(self._ranks.leads)
         self._preemption = PreemptionHandler(options.grace)
         self._lifecycle = Lifecycle()
@@ -217,7 +207,6 @@ class Session:
                 reporter=self._reporter, ranks=self._ranks, operator=self._operator, requests=self._requests,
                 startup=startup, meter=self._meter, preemption=self._preemption, lifecycle=self._lifecycle,
                 compression=compression, progress=self._progress, server=options.server,
-                trouble=trouble,
             )  # fmt: skip
             startup.open()
             self._boundary.attach()
@@ -233,32 +222,6 @@ class Session:
             with contextlib.suppress(Exception):
                 close()
         console_log.close()
-
-    def _build_saver(self, store: Store, options: Config, compression: Compression | None) -> Saver:
-        ranks, reporter, uid = self._ranks, self._reporter, uuid.uuid4().hex
-        self._memory = optional_parts.open_memory(self.job, uid, options, ranks, reporter)
-        arenas = [Arena() for _ in range(options.max_in_flight)] if self._memory is None else self._memory.arenas
-        reports = CheckpointEvents(reporter, store, options.parity, options.compress)
-        history = History(store, self.job, uid, ranks=ranks, reporter=reporter, reports=reports)
-        retention = RetentionQueue(store, self.job, options.retention_rules, reporter, history.training_head)
-        saver = Saver(
-            history,
-            Snapshotter(
-                debug=options.debug, arenas=arenas, kept=len(arenas) - options.max_in_flight,
-                make_forks=optional_parts.host_state_forks(store, options, reporter, self._memory),
-            ),
-            Persister(
-                store, max_in_flight=options.max_in_flight,
-                ranks=optional_parts.rank_commit(ranks, store, retention), make_room=retention.make_room,
-                planner=optional_parts.incremental_planner(options, store),
-            ),
-            retention, reports, ranks, memory=self._memory, parity=options.parity,
-            read_metrics=self._meter.newest_metrics if ranks.leads else lambda: None,  # for the manifest
-            compresses=compression.begin if compression is not None else lambda: False,
-        )  # fmt: skip
-        if self._memory is not None and self._memory.sender is not None:
-            saver.observe(self._memory.sender)
-        return saver
 
     # What a loop uses
 
@@ -303,6 +266,7 @@ class Session:
             UnknownFormat: a newer Holdfast wrote it.
             OSError: the store could not be read for half a minute.
             RanksLost: another rank of this job is gone.
+            SystemExit: the job is paused as it was before, and then ended as by `step`.
         """
         if self._lifecycle.state is Life.STARTING:
             self._boundary.resume()
@@ -335,7 +299,8 @@ class Session:
         """
         self.resume()
         number, cursor = self._training.cursor_for(loader)
-        self._training.to_leave_out.report(self._saver.history, self._reporter)
+        self._training.report_left_out(self._saver.history, self._reporter)
+        self._reporter.length.follow(loader, cursor.epoch, epochs, lambda: self._training.counted.batches)
         is_known = cursor.limitation in self._limitations
         if cursor.limitation and not is_known and (epochs is None or cursor.epoch < epochs):
             self._limitations.add(cursor.limitation)
@@ -364,7 +329,7 @@ class Session:
                 yield batch
 
     def step(self, **metrics: Any) -> None:
-        """End an iteration: call it after `optimizer.step()`, with the loss and any other metric.
+        """End an iteration: call it after `optimizer.step()`, with the loss, its `tokens` and any other metric.
 
         It may begin a checkpoint and carry out requests. A restore takes effect here: model, optimizer, loader,
         `Variables` and `iteration` go back together.
@@ -425,6 +390,23 @@ class Session:
         if self._ranks.leads:
             self._reporter.configure(({} if values is None else flatten(values)) | flatten(others))
 
+    def value(
+        self,
+        name: str,
+        default: ScalarT,
+        *,
+        low: float | None = None,
+        high: float | None = None,
+        choices: Iterable[ScalarT] = (),
+    ) -> ScalarT:
+        """Return the value in force for this iteration: `default`, until an operator changes it.
+
+        Call it in the loop. All ranks change it at the same iteration, and it is part of what checkpoints hold.
+        Changes to another type than that of `default`, beyond the bounds, or to what is not among the choices are
+        refused; the first call decides on them. ValueError: the arguments make no sense.
+        """
+        return cast("ScalarT", self._boundary.values.value(name, default, low, high, choices))
+
     def checkpoint(self) -> None:
         """Take a checkpoint at the end of this iteration, whatever the interval.
 
@@ -433,7 +415,7 @@ class Session:
         self._requests.checkpoint = True
 
     def wait(self, timeout: float | None = None) -> list[CheckpointOutcome]:
-        """Wait until no checkpoint is under way; return what became of those that ended since the last call.
+        """Wait until no checkpoint is in progress; return the outcomes of those that ended since the last call.
 
         `session.checkpoint()`, `session.step()` and `session.wait()` leave the state of that iteration durable, or
         say why it is not. The time counts as a wait for a checkpoint. With several ranks each may wait by itself,
@@ -446,7 +428,7 @@ class Session:
             The outcomes on this rank, oldest first, at most the last 1,000, with those that could not begin.
 
         Raises:
-            TimeoutError: a checkpoint is still under way.
+            TimeoutError: a checkpoint is still in progress.
         """
         with self._meter.clock.stalled("snapshot_wait"):
             settled = self._saver.wait_settled(timeout)
@@ -483,7 +465,7 @@ class Session:
             NoSuchCheckpoint: that iteration has no checkpoint; the error names the nearest earlier one.
             ValueError: what is to be left out makes no sense.
         """
-        skip = skip_of(skip_batches, skip_to, iteration, loader)
+        skip = orders.skip_of(skip_batches, skip_to, iteration, loader)
         if not self._ranks.leads:
             return
         checkpoint = restore.find(self._saver.history.store, self.job, iteration)
@@ -546,6 +528,14 @@ class Session:
         if on_stall is not None:
             self._meter.clock.observe(on_stall)
 
+    def checkpoints(self, optimizer: object) -> bool:
+        """Return whether an optimizer is part of the state."""
+        return any(each is optimizer for each in self._training.registry.optimizers)
+
+    def at_iteration_end(self, call: Callable[[], object]) -> None:
+        """Call this on each rank when an iteration ends, before anything of it is saved."""
+        self._boundary.values.on_iteration_end.append(call)
+
     def call_together(self, call: CollectiveCall) -> None:
         """Make a call on all ranks at the same boundary, whenever rank 0 says that it is due.
 
@@ -573,6 +563,7 @@ class Session:
         finished = reason == "finished" and has_begun
         life.enter(Life.CLOSING)
         atexit.unregister(self.close_at_exit)
+        OPEN_SESSIONS.discard(self)
         parts: tuple[Callable[[], object], ...] = (
             self._progress.rest if self._progress is not None else lambda: None,
             self._operator.close,

@@ -1,5 +1,6 @@
 """All private torch API that Holdfast uses, with a fallback for each.
 
+One module, since this is the place to look when a new version of torch appears.
 No other module of the agent uses a name of torch that begins with an underscore; a test enforces that. An entry of
 `PRIVATE_APIS` says what is used, on which versions it was checked and what is missing without it. `supported`
 looks for the names themselves, so unchecked versions of torch that have them work as well.
@@ -157,8 +158,8 @@ PRIVATE_APIS = (
     DEFAULT_STORE,
     LOADER_ITERATORS,
 )
-"""API that a version of torch may lack. `_version` of a tensor, `_metadata` of a state_dict and `_orig_mod` of a
-compiled module are as old as the feature that they belong to."""
+"""API that a version of torch may lack. `_version` of a tensor, `_metadata` of a state_dict, `_orig_mod` of a
+compiled module and `_user_meta` of a PipelineStage are as old as the feature that they belong to."""
 
 
 def unsupported(*, distributed: bool) -> list[str]:
@@ -402,6 +403,12 @@ def give_static_reducer(ddp: DistributedDataParallel, layout: Sequence[Sequence[
     helper_here(ddp, parameters, sparse, names, True)
     maker.reducer._set_static_graph()
     maker.logger._set_static_graph()
+
+
+def learns_shapes(stage: Any) -> bool:
+    """Whether a PipelineStage runs its module once more in the first iteration of a process, to learn shapes."""
+    known = getattr(stage, "_user_meta", None)
+    return known is not None and (known.inputs is None or known.outputs is None)
 
 
 def default_store() -> Any:

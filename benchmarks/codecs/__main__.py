@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -46,6 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--distance", type=int, default=10, choices=DISTANCES)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--incremental", help="Python that runs `benchmarks.codecs.incremental` as well")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"machine   one core of {platform.machine()}, {platform.system()} {platform.release()}")
@@ -68,7 +70,20 @@ def main() -> None:
         "metadata_share": max(each["chosen"].metadata_share for each in results.values()),
         "lora_reuse_ratio": results["LoRA on a frozen GPT"]["whole tensors"].ratio,
     }
+    if options.incremental:
+        figures |= incremental_figures(options.incremental)
     print(f"figures: {json.dumps({name: round(value, 4) for name, value in figures.items()})}")
+
+
+def incremental_figures(python: str) -> dict[str, float]:
+    """Run the benchmark of incremental checkpoints, which needs the libraries of the tests."""
+    command = [python, "-m", "benchmarks.codecs.incremental"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        *_, last = (print(line, end="", flush=True) or line for line in process.stdout)
+    assert process.returncode == 0, command
+    found: dict[str, float] = json.loads(last.removeprefix("figures: "))
+    return found
 
 
 def states() -> list[States]:

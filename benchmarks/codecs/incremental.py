@@ -6,20 +6,25 @@ is retired: plain, without links, and with `incremental="auto"`. Figures:
 - `stored_ratio_…`: space of the plain store by space of the other, as the file system counts it.
 - `restore_ratio`: time to load and verify the newest checkpoint, by that of the plain one.
 - `dense_look_share`: share of the time of writing that looking for unchanged rows takes where there are none.
+- `sent_ratio_sparse_embedding`: bytes that plain checkpoints send to a bucket, by those of the others, as a proxy
+  in front of a server counts them. All plain checkpoints send as much: three of them are measured.
+- `requests_incremental`: the most requests of a checkpoint after the first that name a base or region file.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
 
+import numpy as np
 import torch
 
 import holdfast
@@ -27,6 +32,7 @@ from holdfast.checkpoint import restore
 from holdfast.incremental.planner import IncrementalPlanner
 from holdfast.save import persister
 from holdfast.store import open_store
+from tests.support import object_servers
 
 CHECKPOINTS = 60
 ROWS, WIDTH = 400_000, 32
@@ -89,6 +95,20 @@ def ring() -> tuple[dict[str, Any], Update]:
     return {"model": model, "optimizer": optimizer}, update
 
 
+def forked_ring() -> tuple[dict[str, Any], Update]:
+    """The same buffer in NumPy, which a fork writes."""
+    rows = np.zeros((200_000, 64), np.float32)
+    count, random = int(len(rows) * CHANGED_SHARE), np.random.default_rng(1)
+
+    def update(number: int) -> None:
+        rows[np.arange(number * count, (number + 1) * count) % len(rows)] = random.random((count, 64))
+
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.AdamW(model.parameters())
+    loop = holdfast.Variables(observations=rows)
+    return {"model": model, "optimizer": optimizer, "loop": loop, "host_state": "fork"}, update
+
+
 def layers(*, is_frozen: bool) -> Job:
     """A network with AdamW: only adapters on a frozen base, or all weights."""
 
@@ -108,18 +128,54 @@ def layers(*, is_frozen: bool) -> Job:
     return begin
 
 
-def stored(job: Job, root: Path, incremental: Literal[False, "auto"], checkpoints: int) -> int:
-    """Train with a checkpoint after each update; return the space that the store takes."""
+def train(
+    job: Job, store: str | Path, incremental: Literal[False, "auto"], keep: int, checkpoints: int
+) -> Iterator[int]:
+    """Train with a checkpoint after each update but the first; yield the number of each that is durable."""
     objects, update = job()
-    options: dict[str, Any] = {"every": 10**9, "keep": checkpoints + 1, "incremental": incremental}
-    with holdfast.Session("job", store=root, **options, **objects) as session:
+    options: dict[str, Any] = {"every": 10**9, "keep": keep, "incremental": incremental}
+    with holdfast.Session("job", store=store, **options, **objects) as session:
         session.resume()
-        for number in range(checkpoints):
+        update(0)
+        session.step()
+        session.wait(120)  # until memory for checkpoints is allocated
+        for number in range(1, checkpoints + 1):
             update(number)
             session.checkpoint()
             session.step()
-            assert all(outcome.is_durable for outcome in session.wait(120))
+            (outcome,) = session.wait(120)
+            assert outcome.is_durable, outcome
+            yield number
+
+
+def stored(job: Job, root: Path, incremental: Literal[False, "auto"], checkpoints: int) -> int:
+    """Train; return the space that the store takes, with all checkpoints."""
+    for _ in train(job, root, incremental, checkpoints + 1, checkpoints):
+        pass
     return space_bytes(root)
+
+
+def sent(
+    job: Job, folder: Path, incremental: Literal[False, "auto"], checkpoints: int
+) -> tuple[list[int], list[int]]:
+    """Train with a bucket as store; return the bytes sent and the requests for layered files, by checkpoint."""
+    requests, found = list[tuple[str, int]](), list[list[tuple[str, int]]]()
+    server = object_servers.Moto(folder)
+    with object_servers.running(server), object_servers.S3FaultProxy(server.address) as proxy:
+
+        def record(request: object_servers.ProxiedRequest) -> None:
+            requests.append((request.path.partition("?")[0], len(request.body)))
+            proxy.requests.clear()  # they hold all bytes
+
+        proxy.rules.append(record)
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+        with mock.patch.dict("os.environ", clean | object_servers.variables(proxy.address), clear=True):
+            for _ in train(job, f"s3://{object_servers.BUCKET}/sent", incremental, checkpoints + 1, checkpoints):
+                found.append([each for each in requests if not each[0].endswith(f"/{object_servers.BUCKET}/")])
+                requests.clear()
+    sizes = [sum(size for _, size in each) for each in found]
+    layered = [sum(path.endswith((".base", ".rows")) for path, _ in each) for each in found]
+    return sizes, layered
 
 
 def space_bytes(root: Path) -> int:
@@ -162,6 +218,7 @@ def figures(folder: str | None = None, checkpoints: int = CHECKPOINTS, rounds: i
         "sparse_embedding": embedding(uniform),
         "zipf_embedding": embedding(zipf),
         "ring_buffer": ring,
+        "forked_ring_buffer": forked_ring,
         "lora": layers(is_frozen=True),
     }
     found: dict[str, float] = {}
@@ -181,7 +238,19 @@ def figures(folder: str | None = None, checkpoints: int = CHECKPOINTS, rounds: i
             )
     with tempfile.TemporaryDirectory(dir=folder) as place:
         found["dense_look_share"] = look_share(Path(place), checkpoints)
-    return found
+    return found | bucket_figures(folder, checkpoints)
+
+
+def bucket_figures(folder: str | None, checkpoints: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        plain, _ = sent(embedding(uniform), Path(place), False, 3)
+        sizes, layered = sent(embedding(uniform), Path(place), "auto", checkpoints)
+    plain_bytes = checkpoints * statistics.median(plain)
+    print(f"bucket: plain {plain_bytes / 1e6:,.0f} MB sent, incremental {sum(sizes) / 1e6:,.0f} MB", flush=True)
+    return {
+        "sent_ratio_sparse_embedding": plain_bytes / sum(sizes),
+        "requests_incremental": max(layered[1:]),
+    }
 
 
 def main() -> None:

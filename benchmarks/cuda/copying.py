@@ -1,4 +1,4 @@
-"""Stage `copy`: copies from a device, by state size, beside a bare copy into pinned memory.
+"""Stage `copy`: copies from a device, by state size, against a bare copy into pinned memory.
 
 The training is the one of `benchmarks.checkpoint`: a GPT with fused AdamW. Mode "cpu" copies to host memory, and
 the update waits for what does not fit into the forward and backward pass; mode "gpu" copies within the memory of

@@ -21,13 +21,13 @@ INTRODUCTION = """\
 
 {summary}
 
-A result stays on this page until a run on a device replaces it: what was missed stands as missed, and what was
-fixed since stays so until it was run again. The tests of `make test` run the code that copies from devices on a
-model of a device as well, whose streams finish as late as the waits allow; the two defects of the run below are
-found by it when they are put back. A model has no timing, and only the interleavings that it knows.
+A result stays on this page until a run on a device replaces it, also if a defect was fixed since. `make test` runs
+the code that copies from devices on a simulated device, whose streams finish as late as the waits allow. It finds
+the two defects of the run below when they are reintroduced. The simulation has no timing, and only the
+interleavings that it knows.
 
-ROCm uses the names of CUDA in torch and takes the same path. XPU takes it as well, except that its host memory
-is not pinned, which makes copies slower. Neither was run on a device.
+ROCm uses the names of CUDA in torch, and the same code. So does XPU, except that its host memory is not pinned,
+which makes copies slower. Neither was run on a device.
 
 ## Stages
 
@@ -46,19 +46,19 @@ make cuda-check RESUME=cuda.jsonl                       # what is missing in the
 make cuda-check ARGS='--only copy --only restore'       # these stages; --list names all
 ```
 
-Python needs torch with CUDA, 2.11 or later to compare with all libraries, and the dependencies that
-`pyproject.toml` lists. `benchmarks/cuda/collect_wheels.sh` collects beforehand the wheels that a common image
-of Python 3.12 lacks, so that a machine without a network can install them. The source tree is not installed.
+Python needs torch with CUDA (2.11 or later to compare with all libraries) and the dependencies in
+`pyproject.toml`. For a machine without a network, `benchmarks/cuda/collect_wheels.sh` collects the wheels that a
+common image of Python 3.12 lacks. The source tree is not installed.
 
-Each stage is a process with a time limit of its own, and the next one runs whatever happened before. Results
-are lines of JSON in `cuda.jsonl`, written as they come. The table and the figures are printed at the end, also
-when the time is over. `--device cpu --small` runs the stages without a device, as `make test-full` does.
+Each stage is a process with its own time limit; a failed stage does not stop the next one. Results are lines of
+JSON in `cuda.jsonl`, written as they come. The table and the figures are printed at the end, also when the time
+is over. `--device cpu --small` runs the stages without a device, as `make test-full` does.
 
 To publish results, move the file to `benchmarks/results/cuda-DATE.jsonl`, run `python -m benchmarks.cuda.page`,
 and put the first sentence of the page into README.md and install.md: tests compare all three.
 
-A stage is a line in `benchmarks/cuda/stages.py` and a module beside it with `cases(context)`, which returns the
-name of each case and a function that returns its values. A stage that is not built has a line without a module.
+A stage is a line in `benchmarks/cuda/stages.py` and a module in the same folder with `cases(context)`, which
+returns the name of each case and a function that returns its values. A stage that is not built has no module.
 """
 
 

@@ -38,7 +38,7 @@ def cases(context: Context) -> list[tuple[str, Callable[[], CaseResult]]]:
 
 
 def from_files(context: Context) -> CaseResult:
-    """Restore from files that the page cache holds, and from a disk; both beside the bare copies."""
+    """Restore from files that the page cache holds, and from a disk; both against the bare copies."""
     training, session = _saved(context, context.disk)
     session.close()
 

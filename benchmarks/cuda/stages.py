@@ -59,7 +59,7 @@ STAGES = (
     ),
     Stage(
         "copy",
-        "states of 1, 4 and 16 GB: the copy beside a bare pinned copy, time that training is blocked, slow-down",
+        "states of 1, 4 and 16 GB: the copy against a bare pinned copy, time that training is blocked, slow-down",
         "at least 0.9 of the bare copy from 4 GB; blocked below 1 ms; slow-down at most 2 % of an iteration",
         90, 130, "copying",
     ),
@@ -99,8 +99,8 @@ STAGES = (
         "at most 0.5 of a cold start",
         25, 60, "warm",
     ),
-    Stage("host", "forked host state beside an initialised device", "exact, no CUDA call in the child", 0, 0,
-          missing="the agent forks no host state"),
+    Stage("host", "forked host state with an initialized device", "exact, no CUDA call in the child", 0, 0,
+          missing="no module runs it yet"),
     Stage("hash", "incremental checkpoints: digests of rows on the device", "at least 10 times the host's", 0, 0,
           missing="digests are computed on the host"),
     Stage(

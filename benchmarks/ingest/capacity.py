@@ -33,6 +33,7 @@ from holdfast.server_link.batch_sender import ReportInterval
 from holdfast.server_link.desired_state_poller import WAIT_SECONDS
 from holdfast.server_link.http_client import REQUEST_SECONDS, Backoff
 
+from . import shared_store
 from .memory import SAMPLE_SECONDS, append_sample
 from .peers import HoldfastPeer, timed
 from .running import BenchmarkServer, cpu_seconds, free_port, running, settle, tree
@@ -96,6 +97,9 @@ class Store:
 
 def main() -> None:
     options = _options()
+    if options.shared_store:
+        shared_store.main(options.seconds, options.folder, options.jobs, options.writers)
+        return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     figures = {}
@@ -404,6 +408,9 @@ def _options() -> argparse.Namespace:
     add = parser.add_argument
     add("--agents", type=_numbers, default=[100, 1000, 10_000], help="numbers of agents, one after the other")
     add("--periods", type=_numbers, default=[1, 5, 60], help="seconds between the batches of an agent, for each")
+    add("--shared-store", action="store_true", help="jobs that write to one slow store, with and without a limit")
+    add("--jobs", type=int, default=20, help="with --shared-store: how many")
+    add("--writers", type=int, default=4, help="with --shared-store: checkpoints that are written at a time")
     add("--seconds", type=float, default=60.0, help="to measure")
     add("--postgresql", action="store_true", help="on a PostgreSQL of its own, instead of SQLite")
     add("--servers", type=int, default=1, help="servers that share the PostgreSQL and the agents")

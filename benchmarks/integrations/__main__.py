@@ -1,6 +1,7 @@
 """Kill each framework's script at random updates and let it resume, by the framework itself and by Holdfast.
 
     make bench-integrations ARGS='--only lightning --kills 5'
+    make bench-integrations ARGS='--only transformers --sigterm'
 
 Every script runs once without kills and once with them. A run is exact if each update has the losses and samples
 of the uninterrupted one, bit for bit, also where it ran twice, and each sample occurs once an epoch. `overhead` is
@@ -13,6 +14,7 @@ import argparse
 import dataclasses
 import json
 import pkgutil
+import signal
 import statistics
 import tempfile
 import time
@@ -84,6 +86,11 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1, help="seed of the updates after which a kill comes")
+    parser.add_argument(
+        "--sigterm",
+        action="store_true",
+        help="end each start by SIGTERM, for which Transformers has JIT checkpoints",
+    )
     args = parser.parse_args()
     if args.only is None:
         args.only = [*(name for name in names if _version(name)), OVERHEAD]
@@ -94,7 +101,7 @@ def main() -> None:
             for resumed_by in RESUMED_BY:
                 if resumed_by == "framework" and script in WITHOUT_OWN_RESUME:
                     continue
-                row = _measure(script, resumed_by, Path(folder) / script / resumed_by, args.kills, args.seed)
+                row = _measure(script, resumed_by, Path(folder) / script / resumed_by, args)
                 rows.append(row)
                 seconds = time.monotonic() - started
                 print(f"[{seconds:5.0f} s] {script}, resumed by {resumed_by}: {row.outcome}", flush=True)
@@ -127,11 +134,14 @@ def _cost_cells(cost: overhead.Cost) -> list[str]:
     return [f"{cost.script} {_version(cost.script)}", str(cost.workers), *(f"{figure:.0f}" for figure in figures)]
 
 
-def _measure(script: str, resumed_by: str, folder: Path, kills: int, seed: int) -> Row:
-    uninterrupted = run(script, resumed_by, folder / "uninterrupted")
+def _measure(script: str, resumed_by: str, folder: Path, args: argparse.Namespace) -> Row:
+    by, options = (signal.SIGTERM, ["--preempted"]) if args.sigterm else (signal.SIGKILL, [])
+    uninterrupted = run(script, resumed_by, folder / "uninterrupted", arguments=options)
     result, error = None, ""
     try:
-        killed = run(script, resumed_by, folder / "killed", kills=kills, seed=seed)
+        killed = run(
+            script, resumed_by, folder / "killed", kills=args.kills, seed=args.seed, by=by, arguments=options
+        )
         result = compare(uninterrupted, killed)
     except RuntimeError as failed:
         error = str(failed).splitlines()[-1]

@@ -39,6 +39,9 @@ def arguments(parser: argparse.ArgumentParser | None = None) -> argparse.Namespa
         help="file to which every update appends a line",
     )
     parser.add_argument("--workers", type=int, default=WORKERS)
+    parser.add_argument(
+        "--preempted", action="store_true", help="SIGTERM comes: use what the framework has for it"
+    )
     return parser.parse_args()
 
 

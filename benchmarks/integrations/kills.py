@@ -56,11 +56,13 @@ def run(
     seed: int = 0,
     epochs: int = 3,
     ranks: int = 1,
+    by: signal.Signals = signal.SIGKILL,
     arguments: Sequence[str] = (),
 ) -> Path:
     """Run `benchmarks.integrations.jobs.<script>` to its end, killed `kills` times in mid-epoch. Return its log.
 
-    With several `ranks`, torchrun starts them, and the log is that of rank 0. `arguments` are those of the script.
+    With several `ranks`, torchrun starts them, and the log is that of rank 0. `by` is SIGKILL, or SIGTERM by
+    which a scheduler announces the end. `arguments` are those of the script.
 
     Raises RuntimeError with the output of a run that fails.
     """
@@ -87,6 +89,9 @@ def run(
                 return log
             _wait_for_update(log, targets.pop(0), process, folder)
             time.sleep(rng.uniform(0, UPDATE_SECONDS))
+            if by == signal.SIGTERM:
+                process.terminate()
+                process.wait(TIMEOUT_SECONDS)
         finally:
             _kill(process)
         _append(log, "killed")

@@ -246,7 +246,9 @@ class SqliteWriter:
                 values = (self._begun(), file, start, data)
                 connection.execute("INSERT INTO pieces VALUES (?, ?, ?, ?)", values)
 
-    def copy_file(self, job: str, checkpoint: str, file: str, *, only_link: bool = False) -> None:
+    def copy_file(
+        self, job: str, checkpoint: str, file: str, *, only_link: bool = False, size_bytes: int | None = None
+    ) -> None:
         if only_link:
             raise OSError(errno.EOPNOTSUPP, "SQLite has no links", self._store.url)
         with self._store.transaction() as connection:
@@ -254,6 +256,11 @@ class SqliteWriter:
             source = self._store.find(job, checkpoint)
             if not connection.execute(query, (self._begun(), source, file)).rowcount:
                 raise DamagedCheckpoint(f"{self._store.url}/{job}/{checkpoint}/{file}", "there is no such file")
+            length = "SELECT sum(length(data)) FROM pieces WHERE folder = ? AND file = ?"
+            ((found,),) = connection.execute(length, (source, file))
+            if size_bytes not in (None, found):  # raising undoes the copy
+                where = f"{self._store.url}/{job}/{checkpoint}/{file}"
+                raise DamagedCheckpoint(where, f"is {found:,} bytes long, not {size_bytes:,}")
 
     def make_durable(self) -> None:
         self._begun()  # each transaction is durable

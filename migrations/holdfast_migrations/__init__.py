@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -12,7 +13,7 @@ from holdfast_migrations.connections import CannotStore as CannotStore
 from holdfast_migrations.connections import DatabaseTooNew as DatabaseTooNew
 from holdfast_migrations.connections import DriverMissing as DriverMissing
 from holdfast_migrations.connections import NotOurDatabase as NotOurDatabase
-from holdfast_migrations.connections import connected
+from holdfast_migrations.connections import connected, require_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,12 @@ def upgrade(url: URL, revision: str = "head") -> Upgraded:
         from holdfast_migrations import history
 
         return Upgraded(*history.upgrade(connection, url, revision))
+
+
+def require_tables(url: URL, wanted: Mapping[str, Collection[str]]) -> None:
+    """Raise NotOurDatabase unless a database of the newest revision has the tables and columns of `wanted`."""
+    with connected(url) as connection, connection.begin():
+        require_columns(connection, url, _newest(), wanted)
 
 
 def known_revisions() -> set[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
-from sqlalchemy import URL, create_engine, event, text
+from sqlalchemy import URL, create_engine, event, inspect, text
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError, OperationalError
@@ -86,6 +86,28 @@ def place(url: URL) -> str:
     if url.get_backend_name() == "sqlite":
         return str(url.database)
     return url.set(drivername="postgresql").render_as_string(hide_password=True)
+
+
+def columns(connection: Connection) -> dict[str, set[str]]:
+    """Return the names of the columns of each table."""
+    found = inspect(connection).get_multi_columns()
+    return {table: {column["name"] for column in listed} for (_, table), listed in found.items()}
+
+
+def require_columns(
+    connection: Connection, url: URL, revision: str, wanted: Mapping[str, Collection[str]]
+) -> None:
+    """Raise NotOurDatabase where a database says that it has a revision, and lacks a table or column of it."""
+    found = columns(connection)
+    for table, names in wanted.items():
+        missing = sorted(set(names) - found.get(table, set()))
+        if missing:
+            lacks = f"column {missing[0]!r} of table {table!r}" if table in found else f"table {table!r}"
+            raise NotOurDatabase(
+                f"{place(url)} says that it is at revision {revision}, but lacks the {lacks}: it was written by "
+                "another program, or by Holdfast before its first release. It is left as it is; name another one "
+                "with --db"
+            )
 
 
 def patiently(connection: Connection, change: Callable[[], object]) -> None:

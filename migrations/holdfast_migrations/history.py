@@ -12,9 +12,16 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import URL, Connection, inspect
+from sqlalchemy import URL, Connection, create_engine, inspect
 
-from holdfast_migrations.connections import DatabaseTooNew, NotOurDatabase, patiently, place
+from holdfast_migrations.connections import (
+    DatabaseTooNew,
+    NotOurDatabase,
+    columns,
+    patiently,
+    place,
+    require_columns,
+)
 
 
 def upgrade(connection: Connection, url: URL, revision: str) -> tuple[list[str], Path | None]:
@@ -23,6 +30,8 @@ def upgrade(connection: Connection, url: URL, revision: str) -> tuple[list[str],
     with connection.begin():
         before = MigrationContext.configure(connection).get_current_revision()
         _check_whose(connection, url, before, scripts)
+        if before is not None and before != scripts.get_current_head():
+            require_columns(connection, url, before, _columns_at(before))
     missing = [script.revision for script in scripts.iterate_revisions(revision, before or "base")]
     if not missing:
         return [], None
@@ -47,6 +56,17 @@ def _keep(connection: Connection, file: Path, revision: str) -> Path:
         os.fsync(copy.fileno())
     unfinished.replace(kept)
     return kept
+
+
+def _columns_at(revision: str) -> dict[str, set[str]]:
+    """Return the columns of each table at a revision: those of an empty database that is migrated to it."""
+    engine = create_engine("sqlite://")
+    try:
+        with engine.connect() as connection:
+            command.upgrade(_config(connection), revision)
+            return columns(connection)
+    finally:
+        engine.dispose()
 
 
 def known_revisions() -> set[str]:

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast_server.accounts import sign_ins
 from holdfast_server.accounts.auth_backends import choose_backend
@@ -25,8 +25,8 @@ from holdfast_server.alerts import deliveries, evaluation
 from holdfast_server.api import ROUTERS, openapi, responses
 from holdfast_server.api.endpoints import MAX_FORM_BYTES, EndpointTable, MountedApp, Router, check_routes
 from holdfast_server.api.exports import PARQUET
-from holdfast_server.control import report_retention
-from holdfast_server.core.access import PUBLIC
+from holdfast_server.control import accounting, report_retention
+from holdfast_server.core.access import PUBLIC, match_of
 from holdfast_server.core.bus import ChangeBus
 from holdfast_server.core.request_coalescing import RequestCoalescer
 from holdfast_server.core.settings import ServerSettings
@@ -38,22 +38,27 @@ from holdfast_server.http.auth_middleware import AuthMiddleware
 from holdfast_server.http.metrics import ServerMetrics
 from holdfast_server.http.services import Services
 from holdfast_server.ingest.admission import AdmissionControl
-from holdfast_server.records import audit, desired_state, restore_orders
+from holdfast_server.records import audit, desired_state, restore_orders, store_shares
 from holdfast_server.samples import compaction
 
 COMPRESSED_BYTES = 1400
 """Smallest compressed answer: a shorter one fits into one packet."""
 
 BACKGROUND_JOBS: tuple[BackgroundJob, ...] = (
+    BackgroundJob("account", accounting.EVERY_SECONDS, accounting.keep_account),
     BackgroundJob("accounts", sign_ins.TIDY_SECONDS, sign_ins.delete_expired),
     BackgroundJob("audit anchor", audit.ANCHOR_SECONDS, audit.log_head),
     BackgroundJob("alerts", evaluation.EVERY_SECONDS, evaluation.evaluate),
+    BackgroundJob(
+        "alerts by analysis", evaluation.ANALYZED_EVERY_SECONDS, partial(evaluation.evaluate, analyzed=True)
+    ),
     BackgroundJob(
         "alerts of jobs at rest", evaluation.AT_REST_EVERY_SECONDS, partial(evaluation.evaluate, at_rest=True)
     ),
     BackgroundJob("compaction", compaction.EVERY_SECONDS, compaction.compact),
     BackgroundJob("orders", restore_orders.EVERY_SECONDS, restore_orders.check_timeouts),
     BackgroundJob("overrides", desired_state.OVERRIDES_EVERY_SECONDS, desired_state.end_overrides),
+    BackgroundJob("shares of stores", store_shares.EVERY_SECONDS, store_shares.divide_regularly),
     BackgroundJob("retention", report_retention.EVERY_SECONDS, report_retention.apply_all),
 )
 
@@ -136,12 +141,21 @@ def _table(web: Web | None) -> EndpointTable:
     return EndpointTable([*endpoints, *([MountedApp("/static", web.static, PUBLIC)] if web else ())])
 
 
+class _Compression(GZipMiddleware):
+    """Compresses answers, except those to reports: they are short, and most requests are reports."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match = match_of(scope) if scope["type"] == "http" else None
+        is_report = match is not None and match.rule.audience == "report"
+        await (self.app if is_report else super().__call__)(scope, receive, send)
+
+
 def _middleware(settings: ServerSettings) -> list[Middleware]:
     """Return the middleware, the outermost first."""
     return [
         Middleware(RequestMiddleware),
         Middleware(
-            GZipMiddleware,
+            _Compression,
             minimum_size=COMPRESSED_BYTES,
             compresslevel=responses.COMPRESSION_LEVEL,
             exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, PARQUET),

@@ -35,6 +35,7 @@ from holdfast_server.core.settings import (
     HOW_TO_GENERATE,
     MAX_JOBS,
     MIN_TOKEN,
+    Prices,
     ServerSettings,
     default_database,
     is_loopback,
@@ -191,6 +192,28 @@ MaxJobs = Annotated[
         help="Limit of the jobs of a project; a report that would create one more is refused.",
     ),
 ]
+GpuHourPrice = Annotated[
+    float | None,
+    typer.Option(
+        envvar="HOLDFAST_GPU_HOUR_PRICE",
+        min=0,
+        help="Price of a GPU for an hour, with which the account shows costs.",
+        show_default="none",
+    ),
+]
+TbMonthPrice = Annotated[
+    float | None,
+    typer.Option(
+        envvar="HOLDFAST_TB_MONTH_PRICE",
+        min=0,
+        help="Price of 1 TB of checkpoints for a month, with which the account shows costs.",
+        show_default="none",
+    ),
+]
+Currency = Annotated[
+    str,
+    typer.Option(envvar="HOLDFAST_CURRENCY", help="Shown after costs, as in EUR.", show_default="none"),
+]
 LogFormat = Annotated[
     logs.Format, typer.Option(envvar="HOLDFAST_LOG_FORMAT", help="Plain text, or one JSON object per line.")
 ]
@@ -213,6 +236,9 @@ def serve(
     accounts: HasAccounts = None,
     address: PublicAddress = None,
     max_jobs: MaxJobs = MAX_JOBS,
+    gpu_hour_price: GpuHourPrice = None,
+    tb_month_price: TbMonthPrice = None,
+    currency: Currency = "",
     log_format: LogFormat = "human",
     log_level: LogLevel = None,
 ) -> None:
@@ -241,6 +267,7 @@ def serve(
         accounts=accounts,
         max_jobs=max_jobs,
         address=_public(address),
+        prices=Prices(gpu_hour_price, tb_month_price, currency.strip()),
         provider=_from_environment(oidc_settings.from_environment),
         alerts=_from_environment(AlertSettings.from_environment),
     )

@@ -17,13 +17,13 @@ PAUSE = "time.sleep(0.02)"
 LOSS = re.compile(r"^iteration (\d+): loss (\S+)$", re.MULTILINE)
 
 
-def script(folder: Path, pause: str = "time.sleep(0.001)") -> Path:
+def script(folder: Path, pause: str = "time.sleep(0.001)", epochs: int = 10) -> Path:
     """Shorter than on the page. To be killed in the middle, it needs the pause of the page in each iteration."""
     (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert PAUSE in block
     folder.mkdir(exist_ok=True)
     path = folder / "train.py"
-    path.write_text(block.replace(PAUSE, pause).replace("epochs=100", "epochs=10"))
+    path.write_text(block.replace(PAUSE, pause).replace("epochs=1000", f"epochs={epochs}"))
     return path
 
 

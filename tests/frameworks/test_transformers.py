@@ -1,5 +1,6 @@
 """The Trainer of Transformers with Holdfast: exactness after kills, errors and stops, and what is refused."""
 
+import collections
 import contextlib
 import re
 import signal
@@ -320,6 +321,55 @@ class First(TrainerCallback, ExportableState):
 
 class Second(First):
     pass
+
+
+class Generating(LoggedTrainer):
+    """Uses what it has generated in three calls of the model, as the trainers of TRL do."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self._step, self._buffered_inputs = 0, None
+        self._metrics = {"train": collections.defaultdict(list)}
+
+    def training_step(self, model, inputs, *args, **options):
+        if self._step % 3 == 0 or self._buffered_inputs is None:
+            self._buffered_inputs = [{"noise": torch.rand(4), "of": self._step} for _ in range(3)]
+        self._metrics["train"]["noise"].append(self._buffered_inputs[self._step % 3]["noise"].sum().item())
+        self._step += 1
+        return super().training_step(model, inputs, *args, **options)
+
+    def log(self, logs, *args, **options):
+        found, self._metrics["train"] = self._metrics["train"], collections.defaultdict(list)
+        super().log(logs | {name: sum(values) for name, values in found.items()}, *args, **options)
+
+
+def test_what_a_trainer_has_generated_for_several_updates_is_used_after_a_resume(tmp_path, caplog):
+    reference, fit = Fit(tmp_path / "whole"), Fit(tmp_path / "broken")
+    reference.kind = fit.kind = Generating
+    whole, _ = reference.train()
+    assert fit.train(BreakAfter(11))[0] is None
+    resumed, _ = fit.train()
+    assert any("noise" in entry for entry in history(whole))
+    assert history(resumed) == history(whole)
+    assert "which no checkpoint holds" not in caplog.text
+
+
+class WithOwnMetrics(LoggedTrainer):
+    """Keeps values under a name that the trainers of TRL use for others."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self._metrics = {"accuracy": 0.5}
+
+
+def test_a_trainer_with_metrics_of_its_own_kind_resumes(tmp_path):
+    fit = Fit(tmp_path, num_train_epochs=1, max_steps=4)
+    fit.kind = WithOwnMetrics
+    fit.train()
+    fit.options["max_steps"] = 6
+    trainer, updates = fit.train()
+    assert [each["number"] for each in updates] == [5, 6]
+    assert trainer._metrics == {"accuracy": 0.5}
 
 
 def test_callbacks_get_their_own_state_in_any_order(tmp_path):

@@ -3,10 +3,11 @@
 import pytest
 
 from tests.support import process_inspection
+from tests.support.cloud_servers import azurite, google
 from tests.support.multi_rank import launcher
 from tests.support.object_servers import moto, rclone
 
-__all__ = ["launcher", "moto", "rclone"]
+__all__ = ["azurite", "google", "launcher", "moto", "rclone"]
 
 
 @pytest.fixture(autouse=True)

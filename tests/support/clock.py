@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import holdfast
-from holdfast.engine import boundary, coordination
+from holdfast.engine import boundary, rank_coordination
 
 
 class FakeClock:
@@ -30,7 +30,7 @@ def train_by(clock: FakeClock, session: holdfast.Session, replace: Callable[...,
     """Let the boundaries between the session's iterations see this clock; `replace`: as `monkeypatch.setattr`."""
     fake_time = SimpleNamespace(monotonic=clock, perf_counter=clock)
     replace(boundary, "time", fake_time)
-    replace(coordination, "time", fake_time)
+    replace(rank_coordination, "time", fake_time)
     replace(session._meter.clock, "_clock", clock)
     session._boundary._taken_at = clock()
     session._meter.clock._began = clock()

@@ -18,11 +18,15 @@ Statement = tuple[str, Any]
 
 @contextmanager
 def statements() -> Iterator[list[Statement]]:
-    """Those that any engine executes meanwhile, with their values."""
+    """Those that any engine executes meanwhile, with their values.
+
+    The notifications of PostgreSQL are left out: a thread sends those of earlier changes when it gets to it.
+    """
     noted: list[Statement] = []
 
     def note(*arguments: Any) -> None:
-        noted.append((arguments[2], arguments[3]))
+        if "pg_notify" not in arguments[2]:
+            noted.append((arguments[2], arguments[3]))
 
     event.listen(Engine, "before_cursor_execute", note)
     try:

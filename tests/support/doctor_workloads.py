@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from holdfast.commands.doctor.examination import examine
 from holdfast.commands.doctor.findings import Hosts
-from holdfast.distributed.ranks import SideGroup
+from holdfast.distributed.side_group import SideGroup
 
 
 def examined(stage: Any, *, hosts: list[str], stores: list[str], disk: str) -> list[tuple[str, str, int, str]]:

@@ -41,17 +41,13 @@ def root_of(manifest):
     ]
     if manifest.world_size == 1:
         return ManifestFile(**described, structure=structure, index=indexes[0], origin=manifest.origin), {}
-    data = manifest_files.encode_structure(structure)
-    part = manifest_files.part_of(data)
-    files = {manifest_files.structure_name(part): data}
-    files |= {
-        manifest_files.index_name(rank): manifest_files.encode_index(each) for rank, each in enumerate(indexes)
-    }
-    ranks = [
-        manifest_files.rank_entry(files[manifest_files.index_name(rank)], each.files)
-        for rank, each in enumerate(indexes)
-    ]
-    return ManifestFile(**described, structure=part, ranks=ranks, origin=manifest.origin), files
+    files, ranks = {}, []
+    for rank, (tensors, index) in enumerate(zip(structure, indexes, strict=True)):
+        data, entries = manifest_files.encode_structure(tensors), manifest_files.encode_index(index)
+        part = manifest_files.part_of(data)
+        files |= {manifest_files.structure_name(part, rank): data, manifest_files.index_name(rank): entries}
+        ranks.append(manifest_files.rank_entry(entries, part, index.files))
+    return ManifestFile(**described, ranks=ranks, origin=manifest.origin), files
 
 
 def encode_manifest(manifest):

@@ -21,7 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from holdfast.checkpoint import restore
 from holdfast.distributed.ranks import Ranks
-from holdfast.engine import coordination, training
+from holdfast.engine import rank_coordination, training
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.save.layout import estimate_checkpoint_bytes
 from holdfast.state import ddp_buckets
@@ -260,7 +260,7 @@ def _fellows() -> list[int]:
 def _meet(always: bool) -> None:
     """Have ranks hear of each other at every boundary, however quick iterations are."""
     if always:
-        coordination.AGREE_EVERY_SECONDS = 0.0
+        rank_coordination.AGREE_EVERY_SECONDS = 0.0
 
 
 def _tell(stage: WorkloadChannel, job: MultiRankJob) -> None:

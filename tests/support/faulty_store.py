@@ -30,9 +30,9 @@ class FaultyWriter:
         self.store, self.writer = store, writer
         self.folder, self.make_durable, self.abort = writer.folder, writer.make_durable, writer.abort
 
-    def write(self, file, parts):
+    def write(self, file, parts, *, pace=None):
         getattr(self, f"before_{self.store.fault}", lambda: None)()
-        self.writer.write(file, parts)
+        self.writer.write(file, parts, pace=pace)
 
     def commit(self, manifest, **options):
         self.writer.commit(manifest, **options)

@@ -9,7 +9,7 @@ import torch
 from holdfast.format import manifest as fmt
 from holdfast.format.dtypes import stored_as
 from holdfast.format.important import FileContents, PlacedTensor
-from holdfast.format.parity_file import build_parity
+from holdfast.format.parity_stripes import build_parity
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.state.registry import Registry
 from holdfast.store import open_store

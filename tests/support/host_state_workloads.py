@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import array
 import itertools
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -61,37 +63,50 @@ def _job(root: str) -> tuple[torch.nn.Module, holdfast.Session, holdfast.Variabl
     return model, session, variables
 
 
-def train_until_killed(store: str, moment: str) -> None:
-    """Take one checkpoint, then be killed beside the child of the second at a moment; say the child's number."""
+def train_until_killed(store: str, moment: str, written: str) -> None:
+    """Take one checkpoint, then be killed beside the child of the second at a moment; say the child's number.
+
+    The second writes all of the buffer, or a part of it, which the child gives to this process.
+    """
     variables = holdfast.Variables(buffer=np.zeros((ROWS, 1024), np.float32))
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session = holdfast.Session(
         "job", store=store, every=10**6, model=model, optimizer=optimizer, variables=variables, host_state="fork"
     )
-    write = forked_image.ForkedImage.write
+    ask = forked_image.ForkedImage._ask
 
     def die(image: forked_image.ForkedImage) -> None:
         print(image.pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def dying(image: forked_image.ForkedImage, fd: int, at: int) -> list[list[str]]:
-        if session.iteration < 2:
-            return write(image, fd, at)
+    def dying(
+        image: forked_image.ForkedImage,
+        what: bytes,
+        number: int,
+        integers: Sequence[int],
+        reply_bytes: int,
+        fd: int | None = None,
+    ) -> memoryview:
+        if session.iteration < 2 or what == forked_image.HASH:
+            return ask(image, what, number, integers, reply_bytes, fd)
+        assert what == (forked_image.WRITE if written == "all" else forked_image.READ)
         if moment == "before the write":
             die(image)
         if moment == "within the write":
             os.kill(image.pid, signal.SIGSTOP)
-            forked_image.socket.send_fds(image._connection, [at.to_bytes(8, sys.byteorder)], [fd])
+            request = forked_image._REQUEST.pack(what, number, len(integers))
+            forked_image.socket.send_fds(image._connection, [request], [] if fd is None else [fd])
+            image._connection.sendall(array.array("q", integers))
             die(image)
-        found = write(image, fd, at)
+        found = ask(image, what, number, integers, reply_bytes, fd)
         die(image)
         return found
 
-    forked_image.ForkedImage.write = dying  # type: ignore[method-assign]
+    forked_image.ForkedImage._ask = dying  # type: ignore[method-assign]
     session.resume()
     for number in (1, 2):
-        variables.buffer[:] = number
+        variables.buffer[: ROWS if number == 1 or written == "all" else ROWS // 50] = number
         model(torch.ones(1, 4)).sum().backward()
         session.checkpoint()
         session.step()

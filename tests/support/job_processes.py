@@ -55,7 +55,7 @@ def environment(store: Path, server: str = "") -> dict[str, str]:
 
 @contextmanager
 def spawned(
-    command: Sequence[str], log: Path, env: dict[str, str], *, group: int | None = None
+    command: Sequence[str], log: Path, env: dict[str, str], *, group: int | None = None, cwd: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process whose output goes to `log`; terminated, and its log shown on failure, at the end.
 
@@ -63,7 +63,9 @@ def spawned(
     stacks of all threads of the group.
     """
     with open(log, "ab") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env, process_group=group)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=env, process_group=group, cwd=cwd
+        )
     try:
         yield process
     except BaseException:  # whatever went wrong, what the process said explains it
@@ -90,15 +92,15 @@ def served(folder: Path) -> Iterator[Client]:
 
         def is_up() -> bool:
             assert process.poll() is None, "the server ended"
-            return _address(log) is not None
+            return address_of(log) is not None
 
         eventually(is_up, "the server to say where it is")
-        address = _address(log)
+        address = address_of(log)
         assert address is not None
         yield Client(address)
 
 
-def _address(log: Path) -> str | None:
+def address_of(log: Path) -> str | None:
     found = re.search(r"Holdfast is at (http://\S+:\d+) ", log.read_text())
     return found[1] if found else None
 

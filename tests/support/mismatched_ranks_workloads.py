@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
 from holdfast.checkpoint import restore
-from holdfast.engine import coordination
+from holdfast.engine import rank_coordination
 
 
 class SynchronousJob:
@@ -205,7 +205,7 @@ def larger(stage, store, width):
 
 def leaving(stage, store, where):
     """Rank 0 leaves its loop; rank 1 waits for it in a collective of the script's, as one that trains on does."""
-    coordination.END_SECONDS = 1.0
+    rank_coordination.END_SECONDS = 1.0
     loop = holdfast.Variables(count=0)
     loader = holdfast.DataLoader(list(range(80)), batch_size=2)
     job = SynchronousJob(store, loop=loop)

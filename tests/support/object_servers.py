@@ -17,12 +17,14 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import IO
+from urllib.parse import unquote
 
 import pytest
 
 KEY, SECRET = "AKIAHOLDFAST", "not-much-of-a-secret"
 BUCKET = "bucket"
 SCRIPTS = Path(sys.executable).parent
+_READY = re.compile(r"(?:running on|listens on|server on \[)\s*(http://[\d.]+:\d+)", re.IGNORECASE)
 
 
 class ObjectServer:
@@ -53,7 +55,9 @@ class ObjectServer:
         with output:
             for line in output:
                 self.said += line
-                if found := re.search(r"(?:running on|server on \[)\s*(http://[\d.]+:\d+)", line, re.IGNORECASE):
+                if found := re.search(
+                    r"(?:running on|listens on|server on \[)\s*(http://[\d.]+:\d+)", line, re.IGNORECASE
+                ):
                     self.address = found[1]
                     settled.set()
         settled.set()
@@ -146,7 +150,7 @@ class ProxiedRequest:
     @property
     def name(self) -> str:
         """The object's, without the bucket and the store's prefix."""
-        return self.path.partition("?")[0].partition("/checkpoints/")[2]
+        return unquote(self.path.partition("?")[0]).partition("/checkpoints/")[2]
 
 
 Rule = Callable[[ProxiedRequest], None]

@@ -53,6 +53,9 @@ def loses_hosts_and_goes_on(
                 if iteration == FULL_FROM:
                     break
             dist.barrier()
+            reports = first.session._memory.held_snapshots()
+            held = None if reports is None else reports.sample()
+            dist.barrier()
             first.crash()
         dist.barrier()
         if rank == 0:
@@ -66,7 +69,7 @@ def loses_hosts_and_goes_on(
         start = second.session.resume()
         second.run()
         second.session.close()
-    return {"before": first.log, "log": second.log, "start": start, "told": told}
+    return {"held": held, "before": first.log, "log": second.log, "start": start, "told": told}
 
 
 def _damage(host: Path, rank: int, damage: Damage) -> None:

@@ -75,7 +75,7 @@ class PersistJob:
         self.frozen = set()
         self.snapshots = Snapshotter(max_in_flight)
         self._settled = SettledRuns()
-        self.persister = Persister(store, max_in_flight=max_in_flight, planner=planner)
+        self.persister = Persister(store, max_in_flight=max_in_flight, make_planner=lambda: planner)
 
     @property
     def settled(self):

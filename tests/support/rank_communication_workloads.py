@@ -8,14 +8,16 @@ import signal
 import sys
 import threading
 import traceback
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 import holdfast
 import holdfast.session
-from holdfast.distributed import ranks as talk
-from holdfast.distributed.ranks import SideGroup
+from benchmarks.ranks.world import LargeJob
+from holdfast.distributed import side_group as talk
+from holdfast.distributed.side_group import SideGroup
 from holdfast.errors import (
     DamagedCheckpoint,
     Fenced,
@@ -25,6 +27,8 @@ from holdfast.errors import (
     UnknownFormat,
 )
 from holdfast.protocol.wire import Desired, OrderStateChange, RestoreOrder
+from holdfast.save.two_phase_commit import RankCommit
+from holdfast.save.writer import write_checkpoint
 from holdfast.store import Lineage
 from tests.support.clock import FakeClock, train_by
 
@@ -142,6 +146,47 @@ def lose(stage, loser, how):
     for thread in threads:
         thread.join()
     return sorted({name for name, _ in outcomes.values()}), sorted({text for _, text in outcomes.values()})
+
+
+def wait_in_a_chain(stage, how):
+    """Each rank receives from the next one and sends to the one before; the last one dies, stops or is late."""
+    talk.WARN_OF_RANK_SECONDS = 0.5 if how == "late" else 60
+    talk.GROUP_TIMEOUT_SECONDS = 3 if how == "stops" else 60
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: stage.tell(record.getMessage())
+    logging.getLogger("holdfast").addHandler(handler)
+    group = SideGroup()
+    group.run_on_all(lambda: None)
+    last = group.world_size - 1
+    if group.rank == last:
+        if how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        stage.ready()
+        group.send([last - 1], 5, b"late")
+        return None
+
+    def pass_on():
+        (data,) = group.receive([group.rank + 1], 5)
+        if not group.leads:
+            group.send([group.rank - 1], 5, data)
+
+    return raised_by(pass_on)
+
+
+def commit_checkpoints(stage, root, count):
+    """Commit checkpoints of a few tensors with the other ranks."""
+    group, job = SideGroup(), LargeJob(Path(root), dist.get_world_size(), tensors=20)
+    if group.leads:
+        job.start()
+    group.run_on_all(lambda: None)
+    commit = RankCommit(group, job.store)
+
+    def write(draft):
+        return write_checkpoint(job.store, draft, job.payload(group.rank))
+
+    for job.iteration in range(1, count + 1):
+        commit.commit(job.iteration, job.draft(group.rank), None, write)
+    group.run_on_all(lambda: None)  # gloo ends an exchange with a rank that has closed
 
 
 def drop_broadcast(stage):

@@ -24,9 +24,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
 import holdfast.session
-from holdfast.distributed.ranks import RanksLost, SideGroup
-from holdfast.engine.coordination import DistributedCoordinator
+from holdfast.distributed.ranks import RanksLost
+from holdfast.distributed.side_group import SideGroup
 from holdfast.engine.in_place_restore import InPlaceRestore
+from holdfast.engine.rank_coordination import DistributedCoordinator
 from holdfast.engine.training import Training
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.save.history import History

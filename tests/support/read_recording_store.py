@@ -2,6 +2,7 @@
 
 import ctypes
 
+from holdfast.store.base import FileReader
 from holdfast.store.local import LocalStore
 
 
@@ -18,7 +19,7 @@ class ReadRecordingStore(LocalStore):
         return found if file.endswith(".json") else RecordedReads(self, found, file)
 
 
-class RecordedReads:
+class RecordedReads(FileReader):
     def __init__(self, store, inner, file):
         self.store, self.inner, self.file, self.size_bytes = store, inner, file, inner.size_bytes
         store.open += 1
@@ -33,9 +34,3 @@ class RecordedReads:
     def close(self):
         self.store.open -= 1
         self.inner.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.close()

@@ -121,9 +121,10 @@ class SimulatedAgent:
         retention: Any = SimpleNamespace(
             protect=lambda *_: None, follow=lambda *_: None, change=lambda _: None
         )  # fmt: skip
+        shares: Any = SimpleNamespace(follow=lambda _: None)
         controller = Controller(PacingSettings())
         self.operator = Operator(
-            history, retention, controller, self.reporter, Requests(), PacingSettings(),
+            history, retention, controller, self.reporter, Requests(), PacingSettings(), shares,
             rules=Retention.keeping(12), clock=lambda: world.now,
         )  # fmt: skip
         self.operator.start(first)

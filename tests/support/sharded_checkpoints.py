@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from holdfast.format import manifest as fmt
 from holdfast.format.dtypes import stored_as
-from holdfast.format.resharding import Region
-from holdfast.format.shards import RankShard, merge_ranks
+from holdfast.format.merged_ranks import RankShard, merge_ranks
+from holdfast.format.shards import Region
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.store import open_store
 from tests.support import edited_manifests

@@ -13,7 +13,8 @@ import holdfast
 from holdfast.state.adapters import adapter_for
 from holdfast.state.encoder import Encoder
 from holdfast.state.registry import Registry
-from holdfast.state.sharding import local, shard_like
+from holdfast.state.sharded_tensors import shard_like
+from holdfast.state.sharding import local
 
 
 class ShardedModel(nn.Module):

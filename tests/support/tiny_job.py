@@ -1,6 +1,9 @@
 """A small training job with the state that a resume can get wrong."""
 
 import math
+import signal
+import subprocess
+import sys
 
 import torch
 from torch.utils.data import Dataset
@@ -66,3 +69,23 @@ class Trainer:
     @property
     def link(self):
         return self.session._reporter.link
+
+
+TRAIN = """
+import os, signal, sys
+sys.path[:0] = {path!r}
+from tests.support.tiny_job import Trainer
+def killed(trainer):
+    print(*trainer.losses[-1], flush=True)
+    if trainer.session.iteration == {until}:
+        os.kill(os.getpid(), signal.SIGKILL)
+Trainer(sys.argv[1]).run(after=killed)
+"""
+
+
+def killed_in_process(store, until):
+    """The losses of a training process that is killed after an iteration."""
+    program = TRAIN.format(path=sys.path, until=until)
+    ended = subprocess.run([sys.executable, "-c", program, store], capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    return [(int(iteration), float(loss)) for iteration, loss in map(str.split, ended.stdout.splitlines())]

@@ -1,6 +1,6 @@
 """Trainer for torchrun: one rank hangs once, and is killed once if requested.
 
-torchrun_trainer.py FOLDER JOB hangs [dies]
+torchrun_trainer.py FOLDER JOB [hangs] [dies] [paced]
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from tests.support.eventually import PATIENCE_SECONDS
 from tests.support.interruptible_trainer import InterruptibleWork
 
 ITERATIONS, EVERY = 40, 5
+PACE_SECONDS = 0.1
+"""So that there is time for an order within a few iterations."""
 DIES_AT, HANGS_AT = 13, 27
 """Of rank 1, once each."""
 
@@ -63,6 +65,8 @@ def train(folder: Path, job: str, *ends: str) -> None:
         place = f"{os.getpid()} {session.attempt} {session.lineage} {session.iteration + 1}"
         os.write(ledger, f"{place} {work.outcome(loss)}\n".encode())
         session.step(loss=loss)
+        if "paced" in ends:
+            time.sleep(PACE_SECONDS)
         end = {DIES_AT: "dies", HANGS_AT: "hangs"}.get(session.iteration)
         if rank == 1 and end in ends and first_time(folder / end):
             session.wait(PATIENCE_SECONDS)

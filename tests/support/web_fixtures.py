@@ -165,4 +165,4 @@ def open_page(chromium: Browser, served: Served) -> Iterator[Open]:
     yield open_page
     for context in contexts:
         context.close()
-    assert complaints == []
+    assert complaints == [], complaints

@@ -22,28 +22,31 @@ def test_cuda_graphs_are_refused_with_the_option_that_disables_them(tmp_path):
         run("torchtitan", "holdfast", tmp_path / "graphs", arguments=["--cuda-graphs"])
 
 
-@pytest.mark.parametrize(
-    ("option", "degree", "parts"),
-    [
-        ("pipeline_parallel_degree=2", 2, 1),
-        ("pipeline_parallel_degree=1", 1, 2),
-        ("load_only=True", 1, 1),
-        ("create_seed_checkpoint=True", 1, 1),
-    ],
-)
+@pytest.mark.parametrize("option", ["load_only", "create_seed_checkpoint"])
 @pytest.mark.filterwarnings("ignore")
-def test_what_holdfast_cannot_follow_is_refused_by_its_name(option, degree, parts):
+def test_what_holdfast_cannot_follow_is_refused_by_its_name(option):
     from holdfast.integrations.torchtitan import _require_supported
 
-    config = SimpleNamespace(
-        load_only="load_only" in option, create_seed_checkpoint="create_seed_checkpoint" in option
+    config = SimpleNamespace(**{name: name == option for name in ("load_only", "create_seed_checkpoint")})
+    options = SimpleNamespace(training=SimpleNamespace(disable_cuda_graphs=True))
+    with pytest.raises(ValueError, match=f"{option}=True"):
+        _require_supported(config, SimpleNamespace(config=options))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_position_in_the_data_of_another_rank_is_refused(monkeypatch):
+    from holdfast.integrations import torchtitan
+
+    loaded = []
+    fake = SimpleNamespace(
+        state_dict=lambda loader: {"at": 7}, load_state_dict=lambda loader, state: loaded.append(state)
     )
-    options = SimpleNamespace(
-        parallelism=SimpleNamespace(pipeline_parallel_degree=degree),
-        training=SimpleNamespace(disable_cuda_graphs=True),
-    )
-    with pytest.raises(ValueError, match=option):
-        _require_supported(config, [nn.Linear(1, 1)] * parts, SimpleNamespace(config=options))
+    monkeypatch.setattr(torchtitan, "StatefulDataLoader", fake)
+    state = torchtitan._LoaderPosition(SimpleNamespace(dp_world_size=2, dp_rank=1)).state_dict()
+    torchtitan._LoaderPosition(SimpleNamespace(dp_world_size=2, dp_rank=1)).load_state_dict(state)
+    with pytest.raises(ValueError, match="data-parallel rank 0, and would continue at the position of 1"):
+        torchtitan._LoaderPosition(SimpleNamespace(dp_world_size=2, dp_rank=0)).load_state_dict(state)
+    assert loaded == [{"at": 7}]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 import tomllib
-import venv
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import packages_distributions, requires
@@ -20,6 +19,9 @@ from typing import Any
 import pytest
 import urllib3
 import yaml
+
+from tests.support.wheels import clean_environment, run
+from tests.support.wheels import installed as installed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -75,29 +77,12 @@ def test_a_block_of_these_proofs_does_block() -> None:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The python of a clean environment into which the built wheel went, beside this one's dependencies."""
-    folder = tmp_path_factory.mktemp("wheel")
-    _run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT)
-    (wheel,) = folder.glob("holdfast-*.whl")
-    venv.create(folder / "venv", with_pip=False)
-    python = folder / "venv" / "bin" / "python"
-    _run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", wheel)
-    purelib = Path(_run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    # A path entry, unlike a site directory, does not run the .pth file of the editable install found there.
-    (purelib / "dependencies.pth").write_text(
-        _run(sys.executable, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
-    )
-    return python
-
-
-@pytest.fixture(scope="module")
 def served(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server started from that wheel, by the command that the wheel brings."""
     folder = tmp_path_factory.mktemp("served")
     command = [installed.with_name("holdfast"), "serve", "--port", "0", "--db", folder / "holdfast.db"]
     process = subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=_clean_environment()
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=clean_environment()
     )
     assert process.stdout is not None
     said = []
@@ -116,9 +101,9 @@ def served(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.mark.processes
 def test_the_packages_come_from_the_wheel(installed: Path) -> None:
-    packages = ["holdfast", "holdfast_server", "holdfast_web", "holdfast_migrations"]
+    packages = ["holdfast", "holdfast_server", "holdfast_web", "holdfast_migrations", "holdfast_series"]
     program = f"import importlib\nfor name in {packages}: print(importlib.import_module(name).__file__)"
-    for file in _run(installed, "-c", program, cwd=installed.parent).split():
+    for file in run(installed, "-c", program, cwd=installed.parent).split():
         assert Path(file).is_relative_to(installed.parent.parent)
 
 
@@ -133,6 +118,8 @@ def test_a_server_from_the_wheel_migrates_and_serves_pages_and_files(served: str
     for path in static:
         assert http.request("GET", served + path).status == 200, path
     assert http.request("GET", f"{served}/api/v1/jobs").status == 200
+    guide = http.request("GET", f"{served}/guide/install/")
+    assert (guide.status, "Install" in guide.data.decode()) == (200, True)
 
 
 # ---------------------------------------------------------------- the files around the code
@@ -143,11 +130,11 @@ def test_make_help_lists_every_target() -> None:
     public = set(re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE))
     assert {"help", "setup", "demo", "test", "lint", "bench-checkpoint"} <= public
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    told = _run("make", "-C", ROOT, "--no-print-directory", "help", env=environment)
+    told = run("make", "-C", ROOT, "--no-print-directory", "help", env=environment)
     assert set(re.findall(r"^  make ([a-z-]+) +\S", told, re.MULTILINE)) == public
 
 
-def test_ci_runs_what_people_run() -> None:
+def test_ci_runs_what_peoplerun() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert "set -euo pipefail" in script.read_text()
@@ -302,23 +289,11 @@ def test_the_readme_begins_with_the_commands_that_set_everything_up() -> None:
     assert [line.partition("#")[0].strip() for line in first.splitlines()] == ["make demo", "make test"]
 
 
-def test_the_readme_shows_the_ten_lines_that_run() -> None:
+def test_the_readme_shows_the_ten_lines_thatrun() -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     for block in blocks:
         compile(textwrap.dedent(block), "README.md", "exec")
     assert "session.batches(" in blocks[0]
-
-
-def _run(*command: object, **options: object) -> str:
-    options.setdefault("env", _clean_environment())
-    ended = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]
-    assert ended.returncode == 0, f"{command}: {ended.stdout}{ended.stderr}"
-    return str(ended.stdout)
-
-
-def _clean_environment() -> dict[str, str]:
-    unwanted = ("HOLDFAST_", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-    return {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:

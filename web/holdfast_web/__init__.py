@@ -21,19 +21,23 @@ from holdfast_web.shared.routing import error_page
 
 
 def _routers() -> list[Router]:
+    from holdfast_web.account import routes as account
     from holdfast_web.accounts import routes as accounts
     from holdfast_web.alerts import routes as alerts
     from holdfast_web.audit import routes as audit
     from holdfast_web.checkpoint import routes as checkpoint
     from holdfast_web.comparison import routes as comparison
     from holdfast_web.fleet import routes as fleet
-    from holdfast_web.job import annotation_dialogs, attempts, controls, panels
+    from holdfast_web.guide import routes as guide
+    from holdfast_web.job import annotation_dialogs, approvals, attempts, controls, panels, recent, training
     from holdfast_web.job import routes as job
+    from holdfast_web.report import routes as report
     from holdfast_web.settings import routes as settings
+    from holdfast_web.stores import routes as stores
 
     areas = (
-        fleet, comparison, job, annotation_dialogs, controls, panels, attempts, checkpoint, alerts,
-        accounts, settings, audit,
+        fleet, comparison, report, account, job, annotation_dialogs, controls, training, approvals, panels, recent,
+        attempts, checkpoint, stores, alerts, accounts, settings, audit, guide,
     )  # fmt: skip
     return [area.router for area in areas]
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from holdfast.errors import DamagedCheckpoint
-from holdfast.format.parity_file import ENTRY_BYTES, PARITY_BLOCK_BYTES, StripeLayout, block_digests
+from holdfast.format.parity_file import ENTRY_BYTES, PARITY_BLOCK_BYTES
+from holdfast.format.parity_stripes import StripeLayout, block_digests
 from holdfast.store import Store
 from holdfast.store.base import FileReader, Pace
 from holdfast.system.host_memory import fresh_memory

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import bisect
 import ctypes
-import threading
 import weakref
 from collections.abc import Callable
 
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
-from holdfast.format.encoding import LAYERED, Encoding, decode_block
+from holdfast.format.encoding import LAYERED, Encoding
+from holdfast.format.file_transforms import decode_block
 from holdfast.store.base import FileReader
-from holdfast.system.host_memory import fresh_memory, populate
+from holdfast.system.host_memory import ThreadMemory, populate
 
 
 def decoded(file: fmt.File, reader: FileReader, open_layer: Callable[[str], FileReader]) -> FileReader:
@@ -26,27 +26,15 @@ def decoded(file: fmt.File, reader: FileReader, open_layer: Callable[[str], File
     return _DecodingReader(file, encoding, reader)
 
 
-class _ThreadMemory(threading.local):
-    """Memory of each thread to read stored blocks into: new memory takes as long as decoding."""
-
-    def __init__(self) -> None:
-        self._memory = memoryview(b"")
-
-    def of_thread(self, size_bytes: int) -> memoryview:
-        if len(self._memory) < size_bytes:
-            self._memory = memoryview(fresh_memory(size_bytes))
-        return self._memory[:size_bytes]
-
-
-def _shared_memory() -> _ThreadMemory:
+def _shared_memory() -> ThreadMemory:
     """Return the memory that all open files share; it is freed with the last of them."""
     global _memory_of_files
-    memory = _memory_of_files() or _ThreadMemory()
+    memory = _memory_of_files() or ThreadMemory()
     _memory_of_files = weakref.ref(memory)
     return memory
 
 
-_memory_of_files = weakref.ref(_ThreadMemory())
+_memory_of_files = weakref.ref(ThreadMemory())
 
 
 class _DecodingReader(FileReader):
@@ -78,7 +66,7 @@ class _DecodingReader(FileReader):
                 target[at:to] = out[at - opens : to - opens]
 
     def _decode(self, number: int, data: memoryview, out: memoryview) -> None:
-        if reason := decode_block(self._encoding.blocks[number], data, out):
+        if reason := decode_block(self._encoding.codec, self._encoding.blocks[number], data, out):
             start, end = self._encoding.stored_starts[number : number + 2]
             where = f"encoded block {number}, bytes {start:,} to {end:,} of the file,"
             raise DamagedCheckpoint(self._file.name, f"{where} {reason}")

@@ -18,7 +18,8 @@ from holdfast.checkpoint.reading import FileRange, ranges_to_verify
 from holdfast.checkpoint.repair import RepairedFile, read_repairing, repair_in_memory
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
-from holdfast.format.encoding import Encoding, decode_block
+from holdfast.format.encoding import Encoding
+from holdfast.format.file_transforms import decode_block
 from holdfast.format.important import IMPORTANT_BYTES
 from holdfast.format.parity_file import PARITY_BLOCK_BYTES
 from holdfast.protocol.ids import checkpoint_id
@@ -232,7 +233,7 @@ class _PartialReader:
         lost = self._missing(start, start + len(stored))
         try:
             if not lost.any():
-                if reason := decode_block(block, stored, raw):
+                if reason := decode_block(encoding.codec, block, stored, raw):
                     raise DamagedCheckpoint(self._file.name, f"encoded block {number} {reason}")
                 lost = self._nothing(len(raw))
             elif block.stored_bytes == block.raw_bytes:

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from holdfast.checkpoint import restore
-from holdfast.checkpoint.reading import RateLimiter
+from holdfast.checkpoint import reading, restore
+from holdfast.checkpoint.reading import RateLimiter, ranges_to_scrub
 from holdfast.checkpoint.stored_manifest import copies_of, read_stored
 from holdfast.errors import DamagedCheckpoint, Fenced, HoldfastError
 from holdfast.format import manifest as fmt
@@ -24,7 +24,8 @@ from holdfast.store import Attempt, CheckpointWriter, open_store
 from holdfast.store.base import Pace
 from holdfast.store.tiers import TieredStore, TwoHistories
 from holdfast.system.io_pool import lower_cpu_priority
-from holdfast.system.processes import die_with_parent, raise_oom_score
+from holdfast.system.process_facts import die_with_parent
+from holdfast.system.processes import raise_oom_score
 
 
 class DrainResult(msgspec.Struct, kw_only=True):
@@ -56,25 +57,30 @@ def drain(store: TieredStore, job: str, checkpoint: str, *, pace: Pace | None = 
         with contextlib.suppress(DamagedCheckpoint):
             restore.verify(store.far, job, checkpoint, pace=pace)
             return 0
-    sent_bytes = _copy(store, job, checkpoint, attempt.number, there, pace)
+    sent_bytes, linked = _copy(store, job, checkpoint, attempt.number, there, pace)
     try:
-        restore.verify(store.far, job, checkpoint, pace=pace)
+        _verify_copy(store, job, checkpoint, linked, pace)
     except DamagedCheckpoint:
         store.far.delete(job, checkpoint, attempt.number)
         raise
     return sent_bytes
 
 
-def _copy(store: TieredStore, job: str, checkpoint: str, attempt: int, there: list[str], pace: Pace | None) -> int:
+def _copy(
+    store: TieredStore, job: str, checkpoint: str, attempt: int, there: list[str], pace: Pace | None
+) -> tuple[int, set[str]]:
+    """Return the bytes that were sent, and the files that were not, since the store behind copied them."""
     stored = read_stored(store.near, job, checkpoint)
     if stored.damage:
         raise DamagedCheckpoint(checkpoint, "; ".join(stored.damage))
     found, root = stored.manifest, stored.files[fmt.MANIFEST]
-    linkable, sent_bytes = _linkable(store, job, found, checkpoint, there), len(root)
+    linkable, linked, sent_bytes = _linkable(store, job, found, checkpoint, there), set[str](), len(root)
     writer = store.far.begin(job, checkpoint, attempt, sum(file.stored_bytes for file in found.files))
     try:
         for each in (part for file in found.files for part in _parts_of(file)):
-            if not _linked(writer, job, linkable.get(each), each):
+            if _linked(writer, job, linkable.get(each), each):
+                linked.add(each)
+            else:
                 with _mapped(store, job, checkpoint, each) as whole:
                     writer.write(each, [whole], pace=pace)
                     sent_bytes += len(whole)
@@ -87,7 +93,25 @@ def _copy(store: TieredStore, job: str, checkpoint: str, attempt: int, there: li
     except BaseException:  # also on Ctrl-C
         writer.abort()
         raise
-    return sent_bytes
+    return sent_bytes, linked
+
+
+def _verify_copy(store: TieredStore, job: str, checkpoint: str, linked: set[str], pace: Pace | None) -> None:
+    """Read back what was sent. Of what the earlier copy has, which was read back then, compare the sizes.
+
+    Raises DamagedCheckpoint, OSError.
+    """
+    stored = read_stored(store.far, job, checkpoint)
+    for name in stored.damaged:
+        raise DamagedCheckpoint(f"{checkpoint}/{name}", "is damaged")
+    ranges = []
+    for file in stored.manifest.files:
+        if linked.issuperset(_parts_of(file)):
+            with store.far.open_file(job, checkpoint, file.name, from_disk=True) as opened:
+                fmt.check_size(file, opened.size_bytes)
+        else:
+            ranges += ranges_to_scrub(stored.manifest, file)
+    reading.read(store.far, job, checkpoint, ranges, keep=False, pace=pace)
 
 
 def _parts_of(file: fmt.File) -> list[str]:
@@ -97,16 +121,25 @@ def _parts_of(file: fmt.File) -> list[str]:
 def _linkable(
     store: TieredStore, job: str, found: fmt.Manifest, checkpoint: str, there: list[str]
 ) -> dict[str, str]:
-    """Return the files that the newest copy behind has as well, with its name."""
+    """Return the files that the newest copy behind has as well, by their digests, with its name."""
     earlier = next((each for each in reversed(there) if each != checkpoint), None)
     if earlier is None or not any(file.written_by for file in found.files):
         return {}
     with contextlib.suppress(HoldfastError):
         other = restore.manifest(store.far, job, earlier)
-        known = {(file.name, file.written_by or earlier) for file in other.files}
-        shared = [file for file in found.files if (file.name, file.written_by or checkpoint) in known]
+        known = {(file.name, file.written_by or earlier): _digests(other, file) for file in other.files}
+        shared = [
+            file
+            for file in found.files
+            if known.get((file.name, file.written_by or checkpoint)) == _digests(found, file)
+        ]
         return {name: earlier for file in shared for name in _parts_of(file)}
     return {}
+
+
+def _digests(manifest: fmt.Manifest, file: fmt.File) -> list[str]:
+    """Return the digests of all stored bytes of a file."""
+    return [covered.digest for each in ranges_to_scrub(manifest, file) for covered in each.digests]
 
 
 def _linked(writer: CheckpointWriter, job: str, earlier: str | None, file: str) -> bool:

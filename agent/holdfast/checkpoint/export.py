@@ -1,4 +1,4 @@
-"""Export a checkpoint as a safetensors file, a torch.save file or a torch.distributed.checkpoint directory."""
+"""Export a checkpoint in the format of other programs: one file, or a directory by `sharded_export`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import logging
 import os
 import secrets
 import shutil
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +19,12 @@ import torch
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.degraded import LostNumbers, describe_lost
 from holdfast.checkpoint.reading import Progress
+from holdfast.checkpoint.stored_manifest import read_stored
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.dtypes import dtype_of_view, stored_as
 from holdfast.format.shards import is_module, names_in, state_for
+from holdfast.state.stage_selection import whole
 from holdfast.state.tree import decode
 from holdfast.state.wrappers import RESERVED
 from holdfast.store import Store
@@ -33,7 +34,7 @@ from holdfast.torch_internals import with_metadata
 
 logger = logging.getLogger("holdfast")
 
-Format = Literal["safetensors", "torch", "dcp"]
+Format = Literal["safetensors", "torch", "dcp", "hf"]
 DCP_METADATA = ".metadata"
 """The file that identifies a torch.distributed.checkpoint directory, which `force` may replace."""
 EXPORTED_RANK = 0
@@ -63,9 +64,14 @@ def export(
     only: str | None = None,
     force: bool = False,
     degraded: bool = False,
+    config: Path | None = None,
+    shard_bytes: int | None = None,
     progress: Progress | None = None,
 ) -> ExportResult:
     """Verify a checkpoint and write it to `target` atomically.
+
+    The directory of `dcp` and `hf` has files of at most `shard_bytes` of tensors, of which one is in memory at a
+    time; that of `hf` also has the files of a model directory from `config`.
 
     The tensors of a module have the names of its state_dict(). With `only`, one object of the session is written.
     Shards of several ranks are assembled; of what each rank had for itself, that of rank 0 is written.
@@ -78,15 +84,13 @@ def export(
         FileExistsError: `target` exists; with `force`, it is not an export.
         LookupError: the checkpoint has no object `only`.
         OSError: the store cannot be read, or `target` cannot be written; the error names the file.
-        ValueError: `degraded` for a format that is not safetensors.
+        ValueError: `degraded` for a format that is not safetensors, no `config` for hf, or one that is none.
         Whatever `restore.load` raises.
     """
-    if degraded and format != "safetensors":
-        raise ValueError(
-            f"a {format} export has no room for lost tensors: use --format safetensors with --degraded"
-        )
+    _require_options(format, degraded, config)
     _require_free(target, format, force)
-    manifest = restore.manifest(store, job, checkpoint)
+    stored = read_stored(store, job, checkpoint).seen_as(whole)
+    manifest = stored.manifest
     state = state_for(manifest, EXPORTED_RANK)
     trees = {keyword: tree for keyword, tree in state.items() if keyword not in RESERVED}
     if only is not None:
@@ -97,11 +101,28 @@ def export(
 
     def load(names: Collection[str]) -> dict[str, torch.Tensor]:
         loaded = restore.load(
-            *(store, job, checkpoint), only=names, rank=EXPORTED_RANK, degraded=degraded, progress=progress
+            *(store, job, checkpoint),
+            only=names,
+            rank=EXPORTED_RANK,
+            known=stored,
+            degraded=degraded,
+            progress=progress,
         )
         written.inexact.extend(loaded.lost)
         return dict(loaded.tensors)
 
+    if format in ("hf", "dcp"):
+        from holdfast.checkpoint import sharded_export
+
+        shapes = restore.shapes(manifest, EXPORTED_RANK)
+        source = sharded_export.ShardedSource(trees, shapes, load, shard_bytes or sharded_export.SHARD_BYTES)
+        with atomic_write(target, force) as temporary:
+            if config is not None:
+                sharded_export.write_hf(temporary, source, written, config)
+            else:
+                sharded_export.write_dcp(temporary, source, written)
+            written.size_bytes = sync(temporary)
+        return written
     tensors = _load_sound(load, sorted(wanted), manifest) if degraded else load(wanted)
     chosen = _Selection(manifest, trees, tensors, alone=only is not None)
     with atomic_write(target, force) as temporary:
@@ -135,14 +156,14 @@ class _Selection:
 
     def states(self) -> dict[str, Any]:
         """Return the state_dict() of each object by keyword."""
-        return {keyword: _state_dict(tree, self.tensors) for keyword, tree in self.trees.items()}
+        return {keyword: state_dict_of(tree, self.tensors) for keyword, tree in self.trees.items()}
 
     def named(self) -> dict[str, torch.Tensor]:
         """Return tensors by their names in the state_dict() of a module, or in the checkpoint for others."""
         found: dict[str, torch.Tensor] = {}
         for keyword, tree in self.trees.items():
             if is_module(tree):
-                entries = dict(_leaves(_state_dict(tree, self.tensors), keyword))
+                entries = dict(_leaves(state_dict_of(tree, self.tensors), keyword))
                 found |= {name: value for name, value in entries.items() if isinstance(value, torch.Tensor)}
             else:
                 found |= {name: self.tensors[name] for name in names_in(tree)}
@@ -150,7 +171,8 @@ class _Selection:
         return {n.removeprefix(f"{keyword}."): t for n, t in found.items()} if self.alone else found
 
 
-def _state_dict(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+def state_dict_of(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Return the state_dict() of an object from its tree."""
     if is_module(tree):
         metadata = _plain(decode(tree["metadata"], tensors, copy=False))
         return with_metadata(_plain(decode(tree["state"], tensors, copy=False)), metadata)
@@ -175,20 +197,27 @@ def _plain(value: Any) -> Any:
 def _write_safetensors(path: Path, chosen: _Selection, written: ExportResult) -> None:
     named = chosen.named()
     written.lost = [name for name, tensor in named.items() if tensor.is_meta]
-    tensors = {name: tensor.contiguous() for name, tensor in named.items() if not tensor.is_meta}
-    stored = {name: stored_as(name, tensor) for name, tensor in tensors.items()}
-    slots = fmt.lay_out((name, dtype, shape) for name, (dtype, shape, _) in stored.items())
-    views = {f"view of {name}": view for name, (_, _, view) in stored.items() if view is not None}
     about = {"format": "pt", "job": chosen.manifest.job, "iteration": str(chosen.manifest.iteration)}
     lost = {"lost": f"{len(written.lost)} of {len(named)} tensors"} if written.lost else {}
     lost |= {"inexact": describe_lost(written.inexact)} if written.inexact else {}
-    with path.open("xb") as file:
-        file.write(fmt.payload_header(slots, about | views | lost))
-        for slot in slots:
-            file.write(bytes_of(tensors[slot.name]))
-    written.tensors = len(slots)
+    tensors = {name: tensor for name, tensor in named.items() if not tensor.is_meta}
+    write_tensors(path, tensors, about | lost)
+    written.tensors = len(tensors)
     leaves = _leaves(chosen.states(), "")
     written.left_out = [name for name, value in leaves if not isinstance(value, torch.Tensor)]
+
+
+def write_tensors(path: Path, named: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> dict[str, str]:
+    """Write a safetensors file; return the dtypes of tensors whose dtype that format does not have, by name."""
+    tensors = {name: tensor.contiguous() for name, tensor in named.items()}
+    stored = {name: stored_as(name, tensor) for name, tensor in tensors.items()}
+    slots = fmt.lay_out((name, dtype, shape) for name, (dtype, shape, _) in stored.items())
+    views = {name: view for name, (_, _, view) in stored.items() if view is not None}
+    with path.open("xb") as file:
+        file.write(fmt.payload_header(slots, metadata | {f"view of {name}": view for name, view in views.items()}))
+        for slot in slots:
+            file.write(bytes_of(tensors[slot.name]))
+    return views
 
 
 def _write_torch(path: Path, chosen: _Selection, written: ExportResult) -> None:
@@ -197,20 +226,9 @@ def _write_torch(path: Path, chosen: _Selection, written: ExportResult) -> None:
     written.tensors = _count_tensors(states)
 
 
-def _write_dcp(path: Path, chosen: _Selection, written: ExportResult) -> None:
-    from torch.distributed.checkpoint.state_dict_saver import save
-
-    states = chosen.states()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
-        save(states, checkpoint_id=path, no_dist=True)
-    written.tensors = _count_tensors(states)
-
-
 _WRITERS: dict[Format, Callable[..., None]] = {
     "safetensors": _write_safetensors,
     "torch": _write_torch,
-    "dcp": _write_dcp,
 }
 
 
@@ -232,12 +250,22 @@ def _count_tensors(states: dict[str, Any]) -> int:
     return sum(isinstance(value, torch.Tensor) for _, value in _leaves(states, ""))
 
 
+def _require_options(format: Format, degraded: bool, config: Path | None) -> None:  # noqa: A002
+    if degraded and format != "safetensors":
+        raise ValueError(
+            f"a {format} export has no room for lost tensors: use --format safetensors with --degraded"
+        )
+    if (config is None) == (format == "hf"):
+        raise ValueError("--format hf, and no other, needs --config: the model's config.json, or its directory")
+
+
 def _require_free(target: Path, format: Format, force: bool) -> None:  # noqa: A002
     if not os.path.lexists(target):
         return
     if not force:
         raise FileExistsError(f"{target} exists; use --force to replace it")
-    if target.is_dir() and not (format == "dcp" and (target / DCP_METADATA).is_file()):
+    marks = {"dcp": [DCP_METADATA], "hf": ["model.safetensors", "model.safetensors.index.json"]}.get(format, [])
+    if target.is_dir() and not any((target / each).is_file() for each in marks):
         raise FileExistsError(f"{target} is a directory, but not a {format} export, and is not replaced")
 
 

@@ -13,7 +13,7 @@ from holdfast.checkpoint.stored_manifest import has_other_format
 from holdfast.retention import Retention, checkpoints_to_delete
 from holdfast.store import Attempt, Lineage, Store, newest_attempt, newest_pins
 from holdfast.store.records import ASKED_FOR, held_checkpoints, protected_checkpoints
-from holdfast.system import processes
+from holdfast.system import process_facts
 
 SLACK_SECONDS = 60.0
 """Tolerated difference between the start of a process and the time in the record that it wrote."""
@@ -111,7 +111,7 @@ def running_where(attempt: Attempt) -> str | None:
         return None
     except PermissionError:  # the process belongs to another user
         pass
-    started_at = processes.started_at(attempt.pid)
+    started_at = process_facts.started_at(attempt.pid)
     if started_at is not None and started_at > attempt.started_at + SLACK_SECONDS:
         return None  # the process id was reused
     return f"runs here, as attempt {attempt.number} in process {attempt.pid}"

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
+from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.store import Store
 from holdfast.store.base import FileReader, Pace
@@ -269,7 +270,7 @@ class _Reading:
         pace: Pace | None,
         sink: Callable[[FileRange], None] | None,
     ) -> None:
-        self._keep, self._pace, self._sink = keep, pace, sink
+        self._open_file, self._keep, self._pace, self._sink = open_file, keep, pace, sink
         blocks = [(each, *block) for each in ranges for block in each.blocks()]
         self._blocks = iter(blocks)
         self._count = len(blocks)
@@ -330,7 +331,13 @@ class _Reading:
         if self._pace is not None:
             self._pace(end - start)
         self._files[found.file.name].read_into(start, found.view(start, end))
-        if self._verifiers[id(found)].completes(start, end):
+        try:
+            is_complete = self._verifiers[id(found)].completes(start, end)
+        except DamagedCheckpoint:
+            with self._open_file(found.file) as opened:
+                opened.find_damage()
+            raise
+        if is_complete:
             if self._sink is not None:
                 self._sink(found)
             if not self._keep:

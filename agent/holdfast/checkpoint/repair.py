@@ -18,14 +18,9 @@ from holdfast.checkpoint.reading import FileRange, Progress
 from holdfast.checkpoint.stored_manifest import read_stored
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
-from holdfast.format.important import RANGE_BYTES, ImportantRanges
-from holdfast.format.parity_file import (
-    PARITY_BLOCK_BYTES,
-    ImportantStream,
-    ParityFile,
-    StripeLayout,
-    block_digests,
-)
+from holdfast.format.important import ImportantRanges
+from holdfast.format.parity_file import PARITY_BLOCK_BYTES, RANGE_BYTES, ImportantStream, ParityFile
+from holdfast.format.parity_stripes import StripeLayout, block_digests
 from holdfast.store import Store
 from holdfast.store.base import FileReader, Pace
 from holdfast.system.host_memory import fresh_memory

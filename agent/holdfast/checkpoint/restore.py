@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     import torch
 
     from holdfast.checkpoint.degraded import LostNumbers
-    from holdfast.format.resharding import Region, TensorAssembly
+    from holdfast.format.resharding import TensorAssembly
+    from holdfast.format.shards import Region
 
 logger = logging.getLogger("holdfast")
 
@@ -43,6 +44,8 @@ Shape = tuple[str, tuple[int, ...]]
 """A torch dtype and a shape."""
 Payload = Callable[[fmt.File, Collection[str]], memoryview]
 """Returns the tensor data of a file, after verifying the tensors of these names."""
+Localize = Callable[[fmt.Manifest], fmt.Manifest]
+"""Returns a manifest as a rank sees it."""
 Regions = Callable[[Mapping[str, Tree], Mapping[str, Shape]], "Mapping[str, Region]"]
 
 FIRST_LOG_SECONDS, LOG_SECONDS = 1.0, 5.0
@@ -362,7 +365,7 @@ def _names(
 
 
 def _shapes(seen: Mapping[str, Sequence[fmt.Tensor]]) -> dict[str, Shape]:
-    from holdfast.format.resharding import shape_of
+    from holdfast.format.dtypes import shape_of
 
     return {name: shape_of(shards[0]) for name, shards in seen.items()}
 
@@ -437,7 +440,7 @@ def _assembled(
 def _with_dtype(tensor: torch.Tensor, view: str) -> torch.Tensor:
     import torch
 
-    from holdfast.format.resharding import dtype_of
+    from holdfast.format.dtypes import dtype_of
 
     dtype = dtype_of("U8", view)
     if dtype.is_complex:  # cloned, since the file is aligned to elements only

@@ -16,7 +16,8 @@ from holdfast.checkpoint.stored_manifest import copies_of, read_stored
 from holdfast.errors import DamagedCheckpoint, HoldfastError
 from holdfast.format import manifest as fmt
 from holdfast.format.encoding import LAYERED
-from holdfast.format.parity_file import build_parity
+from holdfast.format.important import contents_of
+from holdfast.format.parity_stripes import build_parity
 from holdfast.protocol.jobs import ScrubState
 from holdfast.store import Store, read_manifest
 from holdfast.store.base import FileReplacer, Pace
@@ -216,7 +217,7 @@ class _Scrub:
             return
         if any(each.memory is None for each in ranges):
             self._read(ranges, keep=True)
-        rebuilt, now = build_parity(entry.code, file.name, _parts(ranges), fmt.contents_of(manifest, file))
+        rebuilt, now = build_parity(entry.code, file.name, _parts(ranges), contents_of(manifest, file))
         if now != entry:
             self._add(entry.name, "damaged", damage, "this release computes other parity")
             return

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import collections
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -40,9 +39,13 @@ class StoredManifest:
         """Digest that identifies the content of the checkpoint."""
         return manifest_files.manifest_digest(self.files[fmt.MANIFEST])
 
+    def seen_as(self, change: Callable[[fmt.Manifest], fmt.Manifest]) -> StoredManifest:
+        """Return the same with a changed manifest, such as the part of a state that one rank holds."""
+        return replace(self, manifest=change(self.manifest))
+
     def is_copied(self, name: str) -> bool:
-        """Return whether a file of the manifest has copies; an index has them if a file of its rank has parity."""
-        rank = name.removesuffix("index.json") if name.endswith(".index.json") else ""
+        """Return whether a file of the manifest has copies; one of a rank has them if its payload has parity."""
+        rank = name.partition(".")[0] + "." if name.startswith("rank-") else ""
         return has_copies(file for file in self.manifest.files if file.name.startswith(rank))
 
     @property
@@ -96,17 +99,8 @@ def read_stored(store: Store, job: str, checkpoint: str, only: int | None = None
         return found
 
     root = read(fmt.MANIFEST, partial(_decode, ManifestFile, job, checkpoint))
-    left = collections.deque(manifest_files.parts_of(root, only).items())
-
-    def read_parts() -> None:
-        while left:
-            try:
-                name, part = left.popleft()
-            except IndexError:  # another thread took the last one
-                return
-            read(name, partial(_require_same, part))
-
-    io_pool.share(read_parts, max(1, min(store.read_threads, len(left))))
+    parts = manifest_files.parts_of(root, only)
+    io_pool.share_out(lambda name: read(name, partial(_require_same, parts[name])), parts, store.read_threads)
     manifest = manifest_files.assemble(root, files, only)
     soundness.require_sound(manifest)
     if only is None:

@@ -126,15 +126,21 @@ class _OtherCheckpoint:
         self._tensors = {_identity(tensor): tensor for tensor in self._manifest.tensors}
 
     def counterparts(self, found: FileRange) -> dict[int, memoryview]:
-        """Return the bytes of the same ranges of the same tensors, by the start of each range in `found`."""
+        """Return the bytes of the same ranges of the same tensors, by the start of each range in `found`.
+
+        A range with the same digest in both checkpoints has the same bytes, so only the others are read.
+        """
+        bytes_at: dict[int, memoryview] = {}
         pairs: dict[str, list[tuple[fmt.DigestRange, int]]] = {}
         for each in found.digests if self.failure is None else ():
             there = self._tensors.get(_identity(each.tensor)) if each.tensor is not None else None
             if each.tensor is not None and there is not None and each.start < each.end:
                 number = (each.start - each.tensor.start) // fmt.CHUNK_BYTES
                 same = next(itertools.islice(fmt.tensor_ranges(there), number, None))
-                pairs.setdefault(there.file, []).append((same, each.start))
-        bytes_at: dict[int, memoryview] = {}
+                if same.digest == each.digest:
+                    bytes_at[each.start] = found.view(each.start, each.end)
+                else:
+                    pairs.setdefault(there.file, []).append((same, each.start))
         for name, matches in pairs.items():
             starts = {same.start: start for same, start in matches}
             ordered = sorted((same for same, _ in matches), key=lambda same: same.start)

@@ -29,6 +29,9 @@ else:
 Buffer = Any
 """A contiguous buffer."""
 
+suffix = ".planes"
+"""How the names of files end that hold byte planes."""
+
 _WINDOW_LOG = 17
 # Mostly Huffman coding: repetitions are rare in the planes of numbers, and short ones do not pay.
 _OPTIONS = {

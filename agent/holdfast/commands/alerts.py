@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.client import Client
+from holdfast.client import Client, NotFound
 from holdfast.commands.console import (
     asking,
     fail,
@@ -19,7 +19,7 @@ from holdfast.commands.console import (
     with_client,
 )
 from holdfast.commands.options import DEFAULT_SERVER, Json, OnlyJob, Server, Token
-from holdfast.protocol.administration import Alert
+from holdfast.protocol.administration import Alert, AlertDetails
 from holdfast.units import duration, parse_positive_seconds
 
 Number = Annotated[
@@ -34,7 +34,10 @@ Project = Annotated[
     ),
 ]
 
-app = typer.Typer(help="List, acknowledge and silence alerts; list the rules.", invoke_without_command=True)
+app = typer.Typer(
+    help="List, acknowledge, silence and comment on alerts; list the rules; route the channels.",
+    invoke_without_command=True,
+)
 
 
 @app.callback(invoke_without_command=True)
@@ -67,12 +70,91 @@ def alerts(
 
 @app.command()
 @with_client
+def show(client: Client, alert: Number, json: Json = False) -> None:
+    """Show an alert with its course: states, comments, and the messages that were sent.
+
+    Example: holdfast alerts show 7
+    """
+    found = _details(client, alert)
+    if json:
+        print_json(found)
+        return
+    shown = found.alert
+    say(f"alert {shown.id} of {shown.job}: {shown.title}, {shown.severity}, {shown.state}")
+    say(shown.message)
+    if found.runbook:
+        say(f"runbook: {found.runbook}")
+    if found.group:
+        say(f"sent with: {', '.join(f'{other.id} ({other.job})' for other in found.group)}")
+    now = time.time()
+    rows = [(_ago(step.at, now), step.state, step.who or "-", step.text) for step in found.steps]
+    print_table(("TIME", "STATE", "WHO", "TEXT"), rows)
+
+
+@app.command()
+@with_client
+def comment(
+    client: Client, alert: Number, text: Annotated[str, typer.Argument(help="The comment.")], json: Json = False
+) -> None:
+    """Comment on an alert, open or resolved.
+
+    Example: holdfast alerts comment 7 "the switch of rack 3 was replaced"
+    """
+    done = client.alerts.comment(_details(client, alert).alert.job, alert, text)
+    print_or_json(done, f"commented on alert {alert}", json=json)
+
+
+@app.command()
+@with_client
+def channels(client: Client, project: Project = None, json: Json = False) -> None:
+    """List the channels of a project, each with the jobs whose alerts it receives.
+
+    Example: holdfast alerts channels
+    """
+    found = client.alerts.channels(project)
+    if json:
+        print_json(found)
+        return
+    rows = [
+        (each.id, each.name, each.kind, each.least_severity, each.owner or "any", _labels(each.labels))
+        for each in found
+    ]
+    print_table(("CHANNEL", "NAME", "SERVICE", "SEVERITY", "OWNER", "LABELS"), rows)
+
+
+@app.command()
+@with_client
+def route(
+    client: Client,
+    channel: Annotated[str, typer.Argument(metavar="CHANNEL", help="Its id, as in `holdfast alerts channels`.")],
+    owner: Annotated[
+        str | None, typer.Option("--owner", help="Pattern of the owners of jobs, as in ada-*; '' for any.")
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", metavar="NAME=VALUE", help="Pattern of a label of jobs; repeat it. '' for any."),
+    ] = None,
+    project: Project = None,
+    json: Json = False,
+) -> None:
+    """Change the jobs whose alerts a channel receives: all of the options must match.
+
+    Example: holdfast alerts route 5f0c --owner ada --label team=nlp
+    """
+    labels = None if label is None else dict(parsed(_label, each) for each in label if each)
+    done = client.alerts.route_channel(channel, owner=owner, labels=labels, project=project)
+    text = f"{done.name} receives alerts of jobs with owner {done.owner or 'any'}, labels {_labels(done.labels)}"
+    print_or_json(done, text, json=json)
+
+
+@app.command()
+@with_client
 def ack(client: Client, alert: Number, json: Json = False) -> None:
     """Acknowledge an alert, to show that you are working on it.
 
     Example: holdfast alerts ack 7
     """
-    done = client.alerts.acknowledge(_found(client, alert).job, alert)
+    done = client.alerts.acknowledge(_details(client, alert).alert.job, alert)
     print_or_json(done, f"alert {alert} is acknowledged by {done.acknowledged_by}", json=json)
 
 
@@ -89,7 +171,7 @@ def silence(
     Example: holdfast alerts silence 7 2h
     """
     seconds = parsed(lambda text: parse_positive_seconds(text, "TIME"), time_)
-    done = client.alerts.silence(_found(client, alert).job, alert, seconds=seconds)
+    done = client.alerts.silence(_details(client, alert).alert.job, alert, seconds=seconds)
     print_or_json(done, f"alert {alert} is silenced for {duration(seconds)}", json=json)
 
 
@@ -100,7 +182,7 @@ def unsilence(client: Client, alert: Number, json: Json = False) -> None:
 
     Example: holdfast alerts unsilence 7
     """
-    done = client.alerts.unsilence(_found(client, alert).job, alert)
+    done = client.alerts.unsilence(_details(client, alert).alert.job, alert)
     print_or_json(done, f"alert {alert} is {done.state}", json=json)
 
 
@@ -123,23 +205,39 @@ def rules(client: Client, project: Project = None, json: Json = False) -> None:
             _limit(rule.limit, rule.unit),
             duration(rule.for_seconds),
             rule.jobs,
+            f"{rule.fired_7d:,}",
+            rule.runbook or "-",
         )
         for rule in found
     ]
-    print_table(("RULE", "ON", "SEVERITY", "LIMIT", "DELAY", "JOBS"), rows)
+    print_table(("RULE", "ON", "SEVERITY", "LIMIT", "DELAY", "JOBS", "FIRED 7 D", "RUNBOOK"), rows)
 
 
-def _found(client: Client, alert: int) -> Alert:
-    """Return the alert with this number: the newest one below the next number, if it exists."""
-    page = client.alerts.find(history=True, limit=1, before=alert + 1)
-    if not page or page[0].id != alert:
+def _details(client: Client, alert: int) -> AlertDetails:
+    try:
+        return client.alerts.details(alert)
+    except NotFound:
         fail(f"there is no alert {alert}; `holdfast alerts --all` lists all alerts")
-    return page[0]
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise ValueError(f"label {text!r}: write NAME=VALUE, as in team=nlp")
+    return name, value
+
+
+def _labels(labels: dict[str, str]) -> str:
+    return ", ".join(f"{name}: {value}" for name, value in labels.items()) or "any"
+
+
+def _ago(at: float, now: float) -> str:
+    return f"{duration(max(0.0, round(now - at)))} ago"
 
 
 def _row(alert: Alert, now: float) -> tuple[str, ...]:
-    ago = f"{duration(max(0.0, round(now - alert.since)))} ago"
-    return (str(alert.id), alert.severity, alert.state, alert.job, ago, f"{alert.title}: {alert.message}")
+    text = f"{alert.title}: {alert.message}"
+    return (str(alert.id), alert.severity, alert.state, alert.job, _ago(alert.since, now), text)
 
 
 def _limit(limit: float, unit: str) -> str:

@@ -15,12 +15,19 @@ from holdfast.commands.console import EXIT_USAGE, complain, fail, parsed, percen
 from holdfast.commands.options import Checkpoint, JobName, Json, NoWait, Yes
 from holdfast.pacing.settings import parse_budget, parse_every, parse_unsaved_work, parse_write_budget
 from holdfast.protocol.field_types import MAX_ATTEMPT, MAX_LINEAGE
+from holdfast.protocol.orders import parse_on_trouble
 from holdfast.protocol.wire import Desired
-from holdfast.retention import parse_retention
+from holdfast.retention import RULES, parse_retention
 from holdfast.units import duration, format_interval, format_rate, parse_positive_seconds
 
 ACKNOWLEDGED_WITHIN_SECONDS = 15.0
 POLL_SECONDS = 0.25
+
+
+_RULES = (
+    "Rules separated by commas, or `default`: the training script's setting. "
+    f"{'; '.join(f'`{rule}`: {kept}' for rule, kept in RULES.items())}."
+)
 
 
 @with_client
@@ -144,22 +151,43 @@ def policy(
 
 
 @with_client
+def on_trouble(
+    client: Client,
+    job: JobName,
+    rule: Annotated[
+        str,
+        typer.Argument(metavar="RULE", help="off, observe, restore, or `default`: the training script's setting."),
+    ],
+    no_wait: NoWait = False,
+    json: Json = False,
+) -> None:
+    """Choose what the job does when its loss is wrong: not finite, or risen and not back.
+
+    `observe` says what it would do: begin with it. `restore` restores the last good checkpoint without the data of
+    that time, at most twice in 1,000 iterations, or as `restore 3 in 2000 then pause` says.
+
+    Examples: holdfast on-trouble char-gpt observe  ·  holdfast on-trouble char-gpt "restore 1 in 5000 then end"
+    """
+    value = None if rule == "default" else str(parsed(parse_on_trouble, rule))
+    done = "reaction to wrong losses set by the script" if value is None else f"reaction to wrong losses: {value}"
+    _edit(client, job, done, no_wait=no_wait, json=json, on_trouble=value)
+
+
+@with_client
 def retention(
     client: Client,
     job: JobName,
     rules: Annotated[
         str,
-        typer.Argument(metavar="RULES", help="'last 5, every 1000', or `default`: the training script's setting."),
+        typer.Argument(metavar="RULES", help=_RULES),
     ],
     no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
     """Choose which checkpoints are kept.
 
-    `last N` keeps the newest N, `every N` one per N iterations, and `spaced N` about N at growing distances.
-    `best N by METRIC` keeps the N with the smallest values of a metric, and `best N by max METRIC` the largest.
-    `size` limits what these keep. With `per lineage` the rules apply to each lineage separately. The newest
-    durable checkpoint, pinned ones and safety checkpoints are always kept.
+    A checkpoint stays if any rule keeps it, within `size`. With `per lineage` the rules apply to each lineage
+    separately. The newest durable checkpoint, pinned ones and safety checkpoints are always kept.
 
     Examples: holdfast retention char-gpt "last 5, every 1000"  ·  holdfast retention char-gpt "spaced 12, size
     200GB"  ·  holdfast retention char-gpt "last 3, per lineage"  ·  holdfast retention char-gpt default

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.commands.console import percent
-from holdfast.format.parity_file import MOST_IMPORTANT_SHARE, parity_bytes, parse_parity
+from holdfast.format.parity_file import parse_parity
+from holdfast.format.parity_stripes import MOST_IMPORTANT_SHARE, parity_bytes
 from holdfast.pacing import (
     DEFAULT_BUDGET,
     FailureHistory,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -9,11 +10,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from holdfast.client import CheckpointInfo, Client, Edit, JobSummary
+from holdfast.client import CheckpointInfo, Client, Edit, JobSummary, NotFound
 from holdfast.commands.console import counted, fail, percent, print_json, print_table, say, seconds, with_client
 from holdfast.commands.options import JobName, Json
-from holdfast.protocol.analyses import category_of
-from holdfast.units import FixedInterval, format_bytes, format_interval
+from holdfast.protocol.analyses import RecoverySource, category_of
+from holdfast.protocol.wire import LeftOutData
+from holdfast.units import FixedInterval, format_bytes, format_interval, share
 
 AttemptNumber = Annotated[
     int | None, typer.Option("--attempt", min=0, metavar="N", help="Number of the attempt. Default: the newest.")
@@ -34,6 +36,7 @@ def jobs(client: Client, json: Json = False) -> None:
             "JOB",
             "STATUS",
             "ITERATION",
+            "PROGRESS",
             "LOSS",
             "OVERHEAD",
             "BUDGET",
@@ -56,9 +59,12 @@ def show(client: Client, job: JobName, json: Json = False) -> None:
     if json:
         print_json(found)
         return
+    recovery: list[RecoverySource] = []
+    with contextlib.suppress(NotFound):  # an older server does not know
+        recovery = client.recovery(job).sources
     is_current = found.desired.version == (found.applied_version or 0)
     pending = [] if is_current else _pending(found, client.edits(job))
-    for name, value in [*_facts(found), *pending]:
+    for name, value in [*_facts(found), *map(_resumption, recovery), *pending]:
         say(f"{name:<16} {value}")
 
 
@@ -181,6 +187,7 @@ def _row(job: JobSummary) -> tuple[str, ...]:
         job.job,
         job.status,
         str(job.iteration),
+        "-" if job.progress is None else share(job.progress),
         _loss(job),
         percent(job.measured_overhead),
         percent(job.budget),
@@ -212,6 +219,8 @@ def _facts(job: JobSummary) -> list[tuple[str, str]]:
         *([("next step", verdict.next_step)] if verdict and verdict.next_step else []),
         ("status", status),
         ("iteration", f"{job.iteration} on lineage {job.lineage}{speed}"),
+        *([("progress", _progress(job))] if job.progress is not None else []),
+        *([("throughput", speeds)] if (speeds := _throughput(job)) else []),
         ("attempt", f"{job.attempt}, {counted(job.restarts, 'restart')}"),
         ("loss", _loss(job)),
         ("overhead", f"{percent(job.measured_overhead)} measured{window}, budget {percent(job.budget)}"),
@@ -221,11 +230,38 @@ def _facts(job: JobSummary) -> list[tuple[str, str]]:
         ("checkpoints", str(job.checkpoints_total)),
         ("last report", f"{seconds(job.last_contact_seconds)} ago"),
     ]
+    facts += [("left out", _left_out(one)) for one in job.left_out]
     if job.open_order:
         order = job.open_order
         by = f", requested by {order.who}" if order.who else ""
         facts.append(("restore", f"to {order.iteration}: {order.state}{by} (request {order.id})"))
     return facts
+
+
+def _left_out(data: LeftOutData) -> str:
+    loader = f" of loader {data.loader}" if data.loader else ""
+    batches = "1 batch" if data.batches == 1 else f"{data.batches:,} batches"
+    return f"{batches}{loader} after iteration {data.iteration}"
+
+
+def _resumption(source: RecoverySource) -> tuple[str, str]:
+    """Return where the job would go on from after a failure, and what the place for that has."""
+    newest = f"{source.name} has {'nothing' if source.iteration is None else source.iteration}"
+    note = f" ({source.note})" if source.note else ""
+    after = f"{source.resumes_from} if {source.failure}, {counted(source.loses, 'iteration')} again"
+    return "would resume at", f"{after}; {newest}{note}"
+
+
+def _progress(job: JobSummary) -> str:
+    left = "" if job.remaining_seconds is None else f", about {seconds(job.remaining_seconds)} left"
+    return f"{share(job.progress or 0.0)} of {job.total_iterations:,} iterations{left}"
+
+
+def _throughput(job: JobSummary) -> str:
+    figures = (("tokens", job.tokens_per_second), ("samples", job.samples_per_second))
+    return ", ".join(
+        f"{value:,.{0 if value >= 100 else 2}f} {name} per second" for name, value in figures if value is not None
+    )
 
 
 def _pending(job: JobSummary, edits: Sequence[Edit]) -> list[tuple[str, str]]:

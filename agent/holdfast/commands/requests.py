@@ -21,7 +21,8 @@ from holdfast.commands.control import (
 )
 from holdfast.commands.options import Checkpoint, JobName, Json, NoWait, Timeout
 from holdfast.protocol.analyses import SAME_LOSSES
-from holdfast.protocol.wire import OPEN_ORDER_STATES, Desired, skip_of
+from holdfast.protocol.orders import skip_of
+from holdfast.protocol.wire import OPEN_ORDER_STATES, Desired
 from holdfast.units import format_bytes, parse_positive_seconds
 
 PROBE_CODE = "data"

@@ -1,78 +1,61 @@
 """Random generators that a loader reaches: in its dataset, transforms, collate function and samplers.
 
-The numbers that a sampler counts, such as its iterations, belong to them: its order may follow from them.
+What a sampler counts, and what training changes in it, belong to them: its order may follow from it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from holdfast.data.reachable import is_global_generator, reachable
 from holdfast.state.rng import StatefulGenerator, is_generator
 
+if TYPE_CHECKING:
+    from holdfast.data.sampler_values import SamplerValues
+
 logger = logging.getLogger("holdfast")
 
 
 SAMPLERS = ("sampler", "batch_sampler")
 """Attributes of a loader that are samplers, of any class."""
-
-
-class SamplerCounters:
-    """The whole numbers of a sampler that change while it is used, such as `self.round += 1` in its `__iter__`.
-
-    Numbers that do not change are settings of the script, which no checkpoint replaces.
-    """
-
-    kind = "counters"
-
-    def __init__(self, sampler: Any) -> None:
-        self._sampler, self._first = sampler, self._numbers(sampler)
-
-    @staticmethod
-    def _numbers(sampler: Any) -> dict[str, int]:
-        # `set_epoch` sets the epoch: the session or the script calls it
-        left_out = "epoch" if hasattr(sampler, "set_epoch") else None
-        attributes = getattr(sampler, "__dict__", {}).items()
-        return {name: value for name, value in attributes if type(value) is int and name != left_out}
-
-    def state_dict(self) -> dict[str, Any]:
-        changed = {name: n for name, n in self._numbers(self._sampler).items() if self._first.get(name, n) != n}
-        return {"kind": self.kind, "numbers": changed}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        now = self._numbers(self._sampler)
-        numbers = {name: n for name, n in (self._first | state["numbers"]).items() if name in now}
-        self._sampler.__dict__.update(numbers)
+_UNCHANGED: Mapping[str, Any] = {"numbers": {}}
+"""State of a sampler with its first values."""
 
 
 class GeneratorStates:
-    """The generators and counters that are reachable from the parts of a loader, by path, and their states."""
+    """The generators and samplers that are reachable from the parts of a loader, by path, and their states."""
 
     def __init__(self, **parts: Any) -> None:
         self._parts = {name: part for name, part in parts.items() if part is not None}
-        self._known: dict[str, StatefulGenerator | SamplerCounters] | None = None
+        self._known: dict[str, StatefulGenerator | SamplerValues] | None = None
         self._at_position: Mapping[str, Any] | None = None
         """States to set when the loader gets to its position."""
 
-    def _search(self) -> dict[str, StatefulGenerator | SamplerCounters]:
-        found: dict[str, StatefulGenerator | SamplerCounters] = {}
+    def _search(self) -> dict[str, StatefulGenerator | SamplerValues]:
+        found: dict[str, StatefulGenerator | SamplerValues] = {}
         for name, part in self._parts.items():
             for path, item in reachable(name, part):
                 if is_generator(item) and not is_global_generator(item):
                     found[path] = StatefulGenerator(item)
-                elif _is_sampler_of_script(item, path):
-                    found[path] = SamplerCounters(item)
+                elif _is_sampler(item, path):
+                    from holdfast.data.sampler_values import SamplerValues  # few loaders have one of their own
+
+                    found[path] = SamplerValues(item)
         return found
 
     @property
-    def _found(self) -> dict[str, StatefulGenerator | SamplerCounters]:
+    def _found(self) -> dict[str, StatefulGenerator | SamplerValues]:
         if self._known is None:
             self._known = self._search()
         return self._known
+
+    @property
+    def _samplers(self) -> dict[str, SamplerValues]:
+        return {path: each for path, each in self._found.items() if not isinstance(each, StatefulGenerator)}
 
     @property
     def paths(self) -> list[str]:
@@ -81,27 +64,42 @@ class GeneratorStates:
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return the states at the position, which the loader may have yet to reach."""
-        return self._at_position or {path: each.state_dict() for path, each in self._found.items()}
+        if self._at_position is not None:
+            return self._at_position
+        generators = {path: self._found[path].state_dict() for path in self.paths}
+        return generators | self.sampler_values()
+
+    def sampler_values(self) -> dict[str, Any]:
+        """Return what has changed in samplers, now."""
+        states = {path: each.state_dict() for path, each in self._samplers.items()}
+        return {path: state for path, state in states.items() if state["numbers"]}
 
     def load_at_position(self, states: Mapping[str, Any] | None) -> None:
         """Set these states when `reach` is called; `None` cancels an earlier call."""
         self._at_position = states
 
-    def reach(self) -> None:
-        """Set the states of the position, which the loader has reached."""
+    def reach(self, *, samplers: bool = True) -> None:
+        """Set the states of the position, which the loader has reached; those of `samplers` if they have, too."""
         states, self._at_position = self._at_position, None
-        self.load_state_dict(states or {}, counters=False)
+        if states is not None:
+            self._load_generators(states)
+            if samplers:
+                self.go_on(states)
 
-    def load_state_dict(self, states: Mapping[str, Any], *, counters: bool = True) -> None:
-        """Set the states. What the objects do not have any more, or not yet, is reported.
+    def go_on(self, states: Mapping[str, Any]) -> None:
+        """Set what training has changed in samplers: not what they count again while they are read again."""
+        for path, each in self._samplers.items():
+            each.go_on(states.get(path, _UNCHANGED))
 
-        Without `counters`, those stay: a sampler that is read again from its start counts again.
-        """
+    def load_state_dict(self, states: Mapping[str, Any]) -> None:
+        """Set the states. What the objects do not have any more, or not yet, is reported."""
+        self._load_generators(states)
+        for path, each in self._samplers.items():
+            each.load_state_dict(states.get(path, _UNCHANGED))
+
+    def _load_generators(self, states: Mapping[str, Any]) -> None:
         if any(path not in self._found for path in states):
-            counted = {path: each for path, each in self._found.items() if isinstance(each, SamplerCounters)}
-            self._known = {**self._search(), **counted}
-        if not counters:
-            states = {path: state for path, state in states.items() if state["kind"] != SamplerCounters.kind}
+            self._known = {**self._search(), **self._samplers}
         missing = [path for path, state in states.items() if not self._load(path, state)]
         if missing:
             logger.warning(
@@ -111,18 +109,20 @@ class GeneratorStates:
             )
 
     def _load(self, path: str, state: Mapping[str, Any]) -> bool:
-        generator = self._found.get(path)
-        if generator is None or generator.kind != state["kind"]:
+        """Load the state of a generator; return whether there is such an object."""
+        found = self._found.get(path)
+        if found is None or found.kind != state["kind"]:
             return False
-        generator.load_state_dict(dict(state))
+        if isinstance(found, StatefulGenerator):
+            found.load_state_dict(dict(state))
         return True
 
 
-def _is_sampler_of_script(item: Any, path: str) -> bool:
-    """Whether an object is a sampler that is not one of torch and does not save its position itself."""
-    is_own = type(item).__module__.partition(".")[0] not in ("torch", "torchdata", "builtins", "holdfast")
+def _is_sampler(item: Any, path: str) -> bool:
+    """Whether an object is a sampler that does not save its position itself."""
+    is_other = type(item).__module__.partition(".")[0] in ("torchdata", "builtins", "holdfast")
     is_sampler = isinstance(item, torch.utils.data.Sampler) or path in SAMPLERS
-    return is_own and is_sampler and not hasattr(item, "state_dict")
+    return is_sampler and not is_other and not hasattr(item, "state_dict")
 
 
 class LoaderGenerators:
@@ -139,6 +139,8 @@ class LoaderGenerators:
         """States before the first batch."""
         self._starts: dict[int, Mapping[str, Any]] = {}
         """States of the repeated ones at the start of the last epochs."""
+        self._values: Mapping[str, Any] | None = None
+        """Values of samplers at the position, until it is reached."""
 
     @property
     def repeats(self) -> bool:
@@ -149,6 +151,8 @@ class LoaderGenerators:
         if self._first is None:
             self._first = self._continued.state_dict(), self._repeated.state_dict()
         if begun and epoch in self._starts:
+            if self._values is None:
+                self._values = self._repeated.sampler_values()
             self._repeated.load_state_dict(self._starts[epoch])
         earlier = {each: states for each, states in self._starts.items() if each in (epoch - 1, epoch + 1)}
         self._starts = {**earlier, epoch: self._repeated.state_dict()}
@@ -156,6 +160,9 @@ class LoaderGenerators:
     def reach(self) -> None:
         """At the position, when what comes before it has been drawn again."""
         self._continued.reach()
+        values, self._values = self._values, None
+        if values is not None:
+            self._repeated.go_on(values)
 
     def continued(self) -> Mapping[str, Any]:
         return self._continued.state_dict()
@@ -163,14 +170,16 @@ class LoaderGenerators:
     def state_dict(self, epoch: int, *, begun: bool, continued: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the states at a position; `continued` if those are not the current ones."""
         starts = self._starts.get(epoch) if begun else None
-        return {
+        states = {
             "continued": self.continued() if continued is None else continued,
             "repeated": self._repeated.state_dict() if starts is None else starts,
         }
+        values = self._repeated.sampler_values() if self._values is None else self._values
+        return states | ({"values": values} if starts is not None and (starts or values) else {})
 
     def load_state_dict(self, state: Mapping[str, Any] | None, epoch: int, *, begun: bool) -> None:
         """Go to a position, or to the start for `None`, which is also what older checkpoints hold."""
-        self._starts = {}
+        self._starts, self._values = {}, None
         self._continued.load_at_position(None)
         if state is None:
             if self._first is None or begun:
@@ -178,7 +187,7 @@ class LoaderGenerators:
             state = dict(zip(("continued", "repeated"), self._first, strict=True))
         self._continued.load_state_dict(state["continued"])
         if begun:
-            self._starts = {epoch: state["repeated"]}
+            self._starts, self._values = {epoch: state["repeated"]}, state.get("values")
             self._continued.load_at_position(state["continued"])
         else:
             self._repeated.load_state_dict(state["repeated"])

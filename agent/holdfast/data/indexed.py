@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import BatchSampler, Dataset, Sampler
 
 from holdfast.data.generators import GeneratorStates, LoaderGenerators
 from holdfast.data.order import Permutation, RankShare
-from holdfast.data.reachable import shared_iterator
-from holdfast.data.sampled import SampledOrder
 from holdfast.data.seeding import Key, SeededDataset, unchanged_batch
 from holdfast.system.preemption import iterate_loader
+
+if TYPE_CHECKING:
+    from holdfast.data.sampled import SamplerOrder
 
 logger = logging.getLogger("holdfast")
 
@@ -99,50 +99,11 @@ class IndexOrder:
     def size(self) -> int:
         return len(self._dataset)
 
-    def draw(self, epoch: int) -> Permutation | _Listed:
-        return Permutation(self.size, self._seed, epoch) if self._shuffle else _Listed(range(self.size))
+    def draw(self, epoch: int) -> Permutation | ListedOrder:
+        return Permutation(self.size, self._seed, epoch) if self._shuffle else ListedOrder(range(self.size))
 
 
-class SamplerOrder:
-    """The order given by a sampler or a batch sampler."""
-
-    def __init__(self, source: Iterable[Any], seed: int) -> None:
-        self._source, self._seed = source, seed
-        self._parts: tuple[Any, ...] = (source, getattr(source, "sampler", None))
-        self.name, self.epochs = type(source).__name__, EpochSetter(*self._parts)
-        sharing = (part for part in self._parts if hasattr(part, "num_replicas") and hasattr(part, "rank"))
-        self.shards = int(getattr(next(sharing, None), "num_replicas", 1))
-        """Number of ranks among which the order itself is split; it then gives one rank's part."""
-
-    @property
-    def size(self) -> int | None:
-        """Items per epoch; `None` if unknown in advance."""
-        return len(self._source) if isinstance(self._source, Sized) else None
-
-    @property
-    def limitation(self) -> str | None:
-        """Guarantees that this order cannot give, as text."""
-        if self.shards > 1:
-            return (
-                f"{self.name} splits samples among {self.shards} ranks: with another number of ranks some may "
-                "occur twice or not at all. Without it, holdfast.DataLoader splits them, for any number"
-            )
-        return None
-
-    @functools.cached_property
-    def shared_iterator(self) -> str | None:
-        return shared_iterator(self._source)
-
-    @property
-    def generators(self) -> GeneratorStates:
-        return GeneratorStates(sampler=self._source)
-
-    def draw(self, epoch: int) -> EpochOrder:
-        """Iterate the sampler with generators seeded from the epoch, so that its order is reproducible."""
-        return SampledOrder(self._source, self._seed, epoch)
-
-
-class _Listed:
+class ListedOrder:
     """The order of a range."""
 
     def __init__(self, items: range) -> None:
@@ -152,14 +113,10 @@ class _Listed:
         return (self._items[place % self.size] for place in places)
 
 
-EpochOrder = Permutation | _Listed | SampledOrder
-"""The order of one epoch."""
-SampleOrder = IndexOrder | SamplerOrder
-"""Source of the order of every epoch. A position is valid only for an order of the same `name`."""
-
-
 class IndexedBatches:
     """The batches of a map-style dataset, from any position on.
+
+    A position is valid only for an order of the same `name`.
 
     Args:
         order: order of samples; or, with `by_batch`, of batches, each a collection of indices.
@@ -170,7 +127,7 @@ class IndexedBatches:
     def __init__(
         self,
         dataset: Dataset[Any],
-        order: SampleOrder,
+        order: IndexOrder | SamplerOrder,
         share: RankShare,
         seed: int,
         options: dict[str, Any],
@@ -282,7 +239,7 @@ class IndexedBatches:
         first, begun = start.taken // self._order.shards, start.taken > 0
         self.generators.begin(start.epoch, begun=begun)
         drawn = self._order.draw(start.epoch)
-        if isinstance(drawn, SampledOrder):
+        if not isinstance(drawn, (Permutation, ListedOrder)):
             drawn.begin(first)
             items: Iterator[Any] = drawn.items(first, self._share)
         else:
@@ -303,7 +260,7 @@ class IndexedBatches:
         if self.generators.repeats:
             self.generators.begin(position.epoch, begun=True)
             drawn = self._order.draw(position.epoch)
-            if isinstance(drawn, SampledOrder):
+            if not isinstance(drawn, (Permutation, ListedOrder)):
                 drawn.pass_over()
         self.generators.reach()
 

@@ -10,17 +10,20 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
 from holdfast.data.enclosed_loaders import enclosing
-from holdfast.data.indexed import DataPosition, IndexedBatches, IndexOrder, SampleOrder, SamplerOrder
-from holdfast.data.loader_arguments import arguments_of, place_among_ranks, refuse, why_empty
+from holdfast.data.indexed import DataPosition, IndexedBatches, IndexOrder
+from holdfast.data.loader_arguments import arguments_of, place_among_ranks, refuse
 from holdfast.data.loader_position import LoaderPosition, after
 from holdfast.data.order import RankShare, stable_hash
-from holdfast.data.streams import StreamedBatches
+
+if TYPE_CHECKING:
+    from holdfast.data.sampled import SamplerOrder
+    from holdfast.data.streams import StreamedBatches
 
 logger = logging.getLogger("holdfast")
 
@@ -116,11 +119,17 @@ class DataLoader(LoaderPosition):
     def _batches_of(self, options: dict[str, Any], share: RankShare) -> IndexedBatches | StreamedBatches:
         dataset, seed, by_batch = self.dataset, self.seed, self._given_batch_sampler is not None
         if isinstance(dataset, IterableDataset):
+            from holdfast.data.streams import StreamedBatches
+
             return StreamedBatches(dataset, seed, options, self.world_size)
         source = self._given_batch_sampler if by_batch else self._given_sampler
-        order: SampleOrder = (
-            IndexOrder(dataset, seed, self._shuffle) if source is None else SamplerOrder(source, seed)
-        )
+        order: IndexOrder | SamplerOrder
+        if source is None:
+            order = IndexOrder(dataset, seed, self._shuffle)
+        else:
+            from holdfast.data.sampled import SamplerOrder
+
+            order = SamplerOrder(source, seed)
         return IndexedBatches(dataset, order, share, seed, options, batch_size=self.batch_size, by_batch=by_batch)
 
     @classmethod
@@ -152,7 +161,7 @@ class DataLoader(LoaderPosition):
         """The given sampler; else one as torch's loader has, which describes the order but is not used."""
         if self._given_sampler is not None:
             return self._given_sampler
-        if isinstance(self._inner, StreamedBatches):
+        if not isinstance(self._inner, IndexedBatches):
             return self._inner.loader.sampler
         return (RandomSampler if self._shuffle else SequentialSampler)(self.dataset)  # type: ignore[arg-type]
 
@@ -363,6 +372,8 @@ class DataLoader(LoaderPosition):
 
     def why_empty(self) -> str:
         """Describe why an epoch has no batch."""
+        from holdfast.data.empty_epochs import why_empty  # only for an error
+
         return why_empty(self)
 
     def _is_complete(self) -> bool:
@@ -388,7 +399,7 @@ class DataLoader(LoaderPosition):
 
         `around` wraps the dataset. `None` for an iterable dataset, which cannot be read ahead.
         """
-        if isinstance(self._inner, StreamedBatches):
+        if not isinstance(self._inner, IndexedBatches):
             return None
         return self._inner.second_loader(self._inner.upcoming(self.position, batches), around, timeout_seconds)
 
@@ -410,7 +421,7 @@ class DataLoader(LoaderPosition):
             "gradients": self._iterators.trains_with_gradients,
             "taken_per_iteration": self._iterators.taken_per_iteration,
         }
-        if isinstance(self._inner, StreamedBatches):
+        if not isinstance(self._inner, IndexedBatches):
             state["dataset"] = self._dataset_state
         begun = self.position.taken > 0
         generators = self._inner.generators.state_dict(self.epoch, begun=begun, continued=self._used_generators)
@@ -435,7 +446,8 @@ class DataLoader(LoaderPosition):
         """
         start = DataPosition(**{key: state_dict[key] for key in ("epoch", "taken", "padded")})
         end = self._inner.leave_out(start, batches)
-        if end.epoch != start.epoch and state_dict.get("generators", {}).get("repeated"):
+        generators = state_dict.get("generators", {})
+        if end.epoch != start.epoch and (generators.get("repeated") or generators.get("values")):
             raise ValueError("its sampler goes on from epoch to epoch, so that no epoch can be passed over")
         # the epochs that begin meanwhile draw their seeds, as torch's loader does; one at its start has yet to
         begins = end.epoch - start.epoch + (not start.taken) - (not end.taken)
@@ -466,7 +478,7 @@ class DataLoader(LoaderPosition):
         self._inner.generators.load_state_dict(
             state_dict.get("generators"), position.epoch, begun=position.taken > 0
         )
-        if isinstance(self._inner, StreamedBatches):
+        if not isinstance(self._inner, IndexedBatches):
             self._inner.state = self._used_state = state_dict["dataset"]
         if position.taken and state_dict["extent"] != self._inner.extent:
             self._mismatch = (

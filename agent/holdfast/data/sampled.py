@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import random
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
 import torch
 
+from holdfast.data.generators import GeneratorStates
+from holdfast.data.indexed import EpochSetter
 from holdfast.data.order import RankShare
+from holdfast.data.reachable import shared_iterator
 from holdfast.data.seeding import preserved_random_state, seed_all
 
 logger = logging.getLogger("holdfast")
@@ -114,3 +118,42 @@ def _set_states(states: tuple[Any, ...]) -> None:
     torch.set_rng_state(states[1])
     if states[2] is not None and (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.set_state(states[2])
+
+
+class SamplerOrder:
+    """The order given by a sampler or a batch sampler."""
+
+    def __init__(self, source: Iterable[Any], seed: int) -> None:
+        self._source, self._seed = source, seed
+        self._parts: tuple[Any, ...] = (source, getattr(source, "sampler", None))
+        self.name, self.epochs = type(source).__name__, EpochSetter(*self._parts)
+        sharing = (part for part in self._parts if hasattr(part, "num_replicas") and hasattr(part, "rank"))
+        self.shards = int(getattr(next(sharing, None), "num_replicas", 1))
+        """Number of ranks among which the order itself is split; it then gives one rank's part."""
+
+    @property
+    def size(self) -> int | None:
+        """Items per epoch; `None` if unknown in advance."""
+        return len(self._source) if isinstance(self._source, Sized) else None
+
+    @property
+    def limitation(self) -> str | None:
+        """Guarantees that this order cannot give, as text."""
+        if self.shards > 1:
+            return (
+                f"{self.name} splits samples among {self.shards} ranks: with another number of ranks some may "
+                "occur twice or not at all. Without it, holdfast.DataLoader splits them, for any number"
+            )
+        return None
+
+    @functools.cached_property
+    def shared_iterator(self) -> str | None:
+        return shared_iterator(self._source)
+
+    @property
+    def generators(self) -> GeneratorStates:
+        return GeneratorStates(sampler=self._source)
+
+    def draw(self, epoch: int) -> SampledOrder:
+        """Iterate the sampler with generators seeded from the epoch, so that its order is reproducible."""
+        return SampledOrder(self._source, self._seed, epoch)

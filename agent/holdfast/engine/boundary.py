@@ -1,26 +1,32 @@
-"""The boundary between two iterations: settle finished checkpoints, measure the iteration, decide, act."""
+"""The boundary between two iterations: settle finished checkpoints, measure the iteration, decide, act.
+
+One module, since all that acts on training acts here, and in one order.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint.retention_queue import Protector
 from holdfast.distributed.ranks import Ranks, RanksLost
+from holdfast.engine import optional_parts
 from holdfast.engine.coordination import (
     AGREE_EVERY_SECONDS,
     CollectiveCall,
     Decision,
     DetachedCoordinator,
+    Halt,
     Requests,
     RestoreTarget,
     Situation,
     coordinator_for,
     decide,
 )
-from holdfast.engine.in_place_restore import WRITE_SECONDS, InPlaceRestore, RestoreCallbacks
-from holdfast.engine.lifecycle import Life, Lifecycle
-from holdfast.engine.operator import MAX_WITHHELD_SECONDS, Operator
+from holdfast.engine.lifecycle import WRITE_SECONDS, Life, Lifecycle, RestoreCallbacks
+from holdfast.engine.operator import MAX_WITHHELD_SECONDS, Operator, RestoreModeReport
 from holdfast.engine.startup import Start, Startup, publish_attempt
 from holdfast.engine.training import Training
 from holdfast.engine.unsaved_work import UNCOUNTED_UPDATES, UnsavedWork
@@ -36,8 +42,9 @@ from holdfast.telemetry.iteration_metrics import IterationMetrics
 from holdfast.telemetry.reporter import Reporter
 
 if TYPE_CHECKING:
+    from holdfast.engine.in_place_restore import InPlaceRestore
+    from holdfast.engine.live_values import LiveValues
     from holdfast.engine.probing import Prober
-    from holdfast.engine.trouble_rule import TroubleRule
     from holdfast.save.compression import Compression
 
 ASK_STORE_SECONDS = 60.0
@@ -63,13 +70,13 @@ class Boundary:
         lifecycle: Lifecycle,
         compression: Compression | None,
         progress: ProgressFile | None,
-        trouble: TroubleRule | None,
         server: str | None,
     ) -> None:
         self._training, self._controller, self._saver, self._history = training, controller, saver, saver.history
         self._reporter, self._ranks, self._operator, self._requests = reporter, ranks, operator, requests
-        self._meter, self._preemption, self._lifecycle, self._trouble = meter, preemption, lifecycle, trouble
-        self._position = reporter.position
+        self._meter, self._preemption, self._lifecycle = meter, preemption, lifecycle
+        self._position, self._on_trouble = reporter.position, operator.on_trouble
+        self._trouble = optional_parts.trouble_rule(self._on_trouble, meter, saver, reporter, ranks)
         self._compression, self._progress, self._server = compression, progress, server
         self._startup: Startup | None = startup
         """Until training begins."""
@@ -77,9 +84,13 @@ class Boundary:
         self.restore_callbacks = RestoreCallbacks(self._position)
         self._collective_call: CollectiveCall | None = None
         """Of an integration; the same on all ranks."""
-        self.in_place_restore = InPlaceRestore(training, saver, reporter, ranks)
+        self._restore_mode = RestoreModeReport(training, reporter)
+        self._in_place: InPlaceRestore | None = None
+        """Made for the first restore."""
         self._prober: Prober | None = None
         """Measures data loading, as an operator requested."""
+        self._values: LiveValues | None = None
+        """Made for the first value of the script, or for one that was recorded."""
         self._coordinator = coordinator_for(ranks, self._choose)
         self._taken_at = time.monotonic()
         """When training began, or began its last checkpoint."""
@@ -96,6 +107,25 @@ class Boundary:
         """Make a call on all ranks whenever it is due."""
         self._collective_call = call
 
+    @property
+    def values(self) -> LiveValues:
+        """Values of the script that operators change."""
+        if self._values is None:
+            from holdfast.engine.live_values import LiveValues  # few scripts have them
+
+            parts = self._training, self._history, self._operator, self._reporter, self._ranks
+            self._values = LiveValues(*parts)
+        return self._values
+
+    @property
+    def in_place_restore(self) -> InPlaceRestore:
+        """Restores the running script."""
+        if self._in_place is None:
+            from holdfast.engine.in_place_restore import InPlaceRestore  # few attempts are restored
+
+            self._in_place = InPlaceRestore(self._training, self._saver, self._reporter, self._ranks)
+        return self._in_place
+
     def resume(self) -> None:
         """Resume from the checkpoint that an open request names, else from the best one."""
         assert self._startup is not None
@@ -105,12 +135,18 @@ class Boundary:
     def _begin(self, startup: Startup, start: Start) -> None:
         """Begin training from what is in place; after an interruption the session can still resume."""
         startup.begin(start)
-        self._training.to_leave_out.report(self._history, self._reporter)
+        self._training.report_left_out(self._history, self._reporter)
         self._startup = None
-        self._coordinator.begin(self._position.iteration)
+        if self._ranks.leads and self._history.has_values:
+            self.values.begin()
         self._lifecycle.enter(Life.TRAINING)
         if start.loaded is not None:
             self.restore_callbacks.run()
+        if (pause := self._ranks.decide(self._standing_halt, Halt | None)) is not None:
+            self._halt(pause)
+            if (status := self._lifecycle.exit_status) is not None:
+                raise SystemExit(status)
+        self._coordinator.begin(self._position.iteration)
         self._taken_at = time.monotonic()
         self._meter.clock.begin()
 
@@ -121,7 +157,7 @@ class Boundary:
         if self._lifecycle.state is Life.STARTING:
             self._begin_afresh()
         try:
-            self._training.to_leave_out.report(self._history, self._reporter)
+            self._training.report_left_out(self._history, self._reporter)
             self.settle()
             self._measure(metrics)
         finally:  # even after an error here: the other ranks reach the same boundary and wait for this one
@@ -131,6 +167,7 @@ class Boundary:
 
     def take_final(self) -> None:
         """Checkpoint the end of training, so that a restarted job does not repeat work."""
+        self._send_metrics()
         if not self._position.iteration or not self._saver.wait_settled(WRITE_SECONDS):
             return
         if self._training.unsaved_batches or self._training.unsaved_updates:
@@ -191,8 +228,7 @@ class Boundary:
 
     def _measure(self, metrics: dict[str, Any]) -> None:
         """Measure the iteration, and read the settings of operators."""
-        if self._preemption.is_requested and not self._ranks.leads:
-            self._ranks.request_exit()
+        self._request_exit()
         if self._reporter.has_server and self._reporter.is_fenced and self._is_replaced():
             self._give_way()
         if self._preemption.is_requested and self._lifecycle.state in (Life.DETACHED, Life.REPLACED):
@@ -200,21 +236,41 @@ class Boundary:
         self._meter.end_iteration(metrics)
         if self._trouble is not None:
             self._trouble.report()
+        if self._values is not None:
+            self._values.end_iteration(may_change=self._lifecycle.state is Life.TRAINING)
         if self._reporter.has_server:
             self._operator.follow()
+            if self._on_trouble != self._operator.on_trouble:
+                self._follow_rule()
             if self._requests.probe:
                 from holdfast.engine.probing import Prober  # few jobs are asked for it
 
                 self._requests.probe, self._prober = False, Prober(self._training, self._meter, self._reporter)
-            self.in_place_restore.report_mode()
+            self._restore_mode.update(self._on_trouble)
         if self._progress is not None:
             self._progress.update(self._position.iteration)
 
+    def _follow_rule(self) -> None:
+        """Follow the rule about wrong losses that an operator has set; other ranks watch as the script says."""
+        self._on_trouble = self._operator.on_trouble
+        if self._trouble is not None:
+            self._trouble.change(self._on_trouble)
+        else:
+            self._trouble = optional_parts.trouble_rule(
+                self._on_trouble, self._meter, self._saver, self._reporter, self._ranks
+            )
+
     def _act(self, decision: Decision) -> None:
+        if decision.value is not None:
+            self.values.apply(decision.value)
         if decision.end:
             self._end(decision)
         elif decision.restore is not None:
             self._restore(decision.restore)
+            self._coordinator.begin(self._position.iteration)
+        elif decision.halt is not None:
+            if self._halt(decision.halt):
+                self._coordinator.begin(self._position.iteration)
         elif decision.checkpoint is not None:
             self._take(decision)
         if decision.call and self._collective_call is not None:
@@ -231,20 +287,28 @@ class Boundary:
         situation = self._situation(iteration)
         decision = decide(situation)
         if decision.restore is not None:
-            self._requests.restore = None
-            self._operator.accept(decision.restore.order)
+            self._accept_restore(decision.restore)
+        elif decision.halt is not None:
+            self._operator.accept(decision.halt.order)
             if self._trouble is not None:
-                self._trouble.accept()
+                self._trouble.accept_halt()
         elif decision.checkpoint is not None and not decision.end:
             if situation.withheld and not (situation.requested or situation.retry):
                 self._operator.report_withheld()
             self._requests.checkpoint = self._requests.retry = False
-        return decision
+        value = self._values.due(iteration, may_wait=not decision.end) if self._values is not None else None
+        return decision if value is None else replace(decision, value=value)
+
+    def _accept_restore(self, target: RestoreTarget) -> None:
+        self._requests.restore = None
+        self._operator.accept(target.order)
+        if self._trouble is not None:
+            self._trouble.accept()
 
     def _situation(self, iteration: int) -> Situation:
         lineage = self._position.lineage
         if self._is_exit_requested():  # what else there is need not be read: a fault there must not delay the end
-            profile = self._controller.profile
+            profile = self._controller.profile if not self._saver.shares.has_limited else None
             return Situation(
                 lineage=lineage,
                 end_requested=True,
@@ -257,6 +321,7 @@ class Boundary:
         return Situation(
             lineage=lineage,
             restore=self._restore_target(),
+            halt=self._due_halt(),
             requested=self._requests.checkpoint,
             retry=self._requests.retry,
             due=not (self._trouble is not None and self._trouble.withholds) and self._is_due(iteration),
@@ -278,8 +343,16 @@ class Boundary:
             return RestoreTarget(order.checkpoint, order.id, order.degraded, order.skip)
         return self._trouble.target() if self._trouble is not None else None
 
+    def _due_halt(self) -> Halt | None:
+        order = self._operator.training_order()
+        if order is not None and order.action == "continue":  # training goes on already
+            self._operator.accept(order.id)
+        elif order is not None:
+            return Halt(order.action, order.who, order.id)
+        return self._trouble.halt if self._trouble is not None else None
+
     def _is_due(self, iteration: int) -> bool:
-        if not self._is_interval_over(iteration):
+        if not self._is_interval_over(iteration) or not self._saver.shares.may_begin():
             return False
         self._meter.update_controller()  # after which it may not be
         return self._is_interval_over(iteration)
@@ -302,6 +375,11 @@ class Boundary:
             return False
         self._ranks_asked_at = now
         return self._ranks.is_exit_requested
+
+    def _request_exit(self) -> None:
+        """Have rank 0 learn that this rank has received SIGTERM."""
+        if self._preemption.is_requested and not self._ranks.leads:
+            self._ranks.request_exit()
 
     # Acting on a decision
 
@@ -339,40 +417,89 @@ class Boundary:
 
     def _restore(self, target: RestoreTarget) -> None:
         self._meter.update_controller()
-        relaunches, restores = False, self._training.restore_count
+        relaunches, restores, in_place = False, self._training.restore_count, self.in_place_restore
         self._lifecycle.enter(Life.RESTORING)
         self.restore_callbacks.begin()
         try:
-            relaunches = self.in_place_restore.restore(self._ranks.decide(lambda: target, RestoreTarget))
+            relaunches = in_place.restore(self._ranks.decide(lambda: target, RestoreTarget))
         finally:
             after = Life.RELAUNCHED if relaunches else Life.TRAINING
-            self._lifecycle.enter(Life.HALF_RESTORED if self.in_place_restore.half_applied else after)
+            self._lifecycle.enter(Life.HALF_RESTORED if in_place.half_applied else after)
         self._saver.retention.protect(Protector.SCRIPT, None)
         if self._ranks.leads:
             publish_attempt(self._history, self._server)
         is_restored = self._training.restore_count != restores
+        if self._values is not None and is_restored:
+            self._values.restored()
         if self._trouble is not None and is_restored:  # before the first decision about the new lineage
             self._trouble.restarted(self._position.iteration)
-        self._coordinator.begin(self._position.iteration)
         if is_restored:
             self.restore_callbacks.run()
         self._meter.clock.restart()
 
+    def _send_metrics(self) -> None:
+        """Send the last metrics to rank 0 before the ranks end: it waits for them in the final checkpoint."""
+        if not self._ranks.leads:
+            self._meter.send_samples(wait=True)
+
     def _end(self, decision: Decision) -> None:
         """Take the final checkpoint after SIGTERM, if there is time."""
-        saver, saved = self._saver, "no time for a checkpoint"
+        saved = "no time for a checkpoint"
         try:
+            self._send_metrics()
             if decision.checkpoint is not None:
-                if saver.wait_settled(self._preemption.grace_left_seconds):
-                    self.settle()
-                    self._take(decision)
-                durable = saver.wait_settled(self._preemption.grace_left_seconds)
-                is_saved = durable and self._history.head == self._here
+                is_saved = self._save(decision, lambda: self._preemption.grace_left_seconds)
                 saved = f"saved as {self._here}" if is_saved else "the checkpoint was not durable in time"
             message = f"SIGTERM received; ending after iteration {self._position.iteration:,}: {saved}"
             self._reporter.notice("warning", "preempted", message)
         finally:
             self._lifecycle.enter(Life.PREEMPTED)
+
+    def _save(self, decision: Decision, seconds_left: Callable[[], float]) -> bool:
+        """Take a checkpoint and wait until it is durable; return whether it is."""
+        if self._saver.wait_settled(seconds_left()):
+            self.settle()
+            self._take(decision)
+        return self._saver.wait_settled(seconds_left()) and self._history.head == self._here
+
+    def _halt(self, halt: Halt) -> bool:
+        """Pause or end training; return whether a checkpoint was restored while it was paused."""
+        from holdfast.engine.halting import Halting  # few jobs are halted
+
+        restores = self._training.restore_count
+        Halting(
+            self._history, self._operator, self._reporter, self._ranks, self._lifecycle, self._progress,
+            save=self._save_here, restore=self._restore_while_paused,
+            is_restore_due=lambda: self._restore_target() is not None,
+            is_exit_requested=self._is_exit_requested, request_exit=self._request_exit,
+        ).act(self._ranks.decide(lambda: halt, Halt))  # fmt: skip
+        self._meter.clock.restart()
+        self._taken_at = time.monotonic()
+        return self._training.restore_count != restores
+
+    def _standing_halt(self) -> Halt | None:
+        """Return the pause that the attempt before this one was in."""
+        if not self._history.has_halts:
+            return None
+        from holdfast.engine.halting import standing_halt
+
+        return standing_halt(self._history, self._operator)
+
+    def _save_here(self) -> bool:
+        """Make the current state durable, unless it is; return on all ranks whether it is."""
+        if not self._position.iteration:
+            return True
+        if not self._ranks.decide(lambda: self._history.head == self._here, bool):
+            lineage = self._history.lineage.number
+            decision = Decision(checkpoint="requested", at_once=True, lineage=lineage)
+            self._save(decision, lambda: WRITE_SECONDS)
+        return self._ranks.decide(lambda: self._history.head == self._here, bool)
+
+    def _restore_while_paused(self) -> None:
+        target = self._restore_target() if self._ranks.leads else None
+        if target is not None:
+            self._accept_restore(target)
+        self._restore(target or RestoreTarget())
 
     # Beginning, and ending together with the other ranks
 

@@ -6,31 +6,19 @@ travels while the iteration runs and no rank waits for it.
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, get_args
+from typing import NamedTuple, Protocol
 
 import msgspec
-import torch
-import torch.distributed as dist
 
-from holdfast.distributed.ranks import Ranks, RanksLost, SideGroup, warn_while_waiting
+from holdfast.distributed.ranks import Ranks
 from holdfast.pacing.profile import SnapshotMode
+from holdfast.protocol.orders import HaltAction
 from holdfast.protocol.wire import CheckpointKind, DataSkip
-
-logger = logging.getLogger("holdfast")
 
 AGREE_EVERY_SECONDS = 0.1
 """Interval between two broadcasts where iterations are shorter."""
-MOST_ITERATIONS = 64
-"""Most iterations between two broadcasts."""
-END_SECONDS = 60.0
-"""How long a rank that has ended waits for the others: one may be waiting for it in a collective."""
-KINDS: tuple[CheckpointKind, ...] = get_args(CheckpointKind)
-MODES: tuple[SnapshotMode, ...] = get_args(SnapshotMode)
-NUMBERS = 9
 FACTOR = 1.5
 """Allowance for a final checkpoint over the usual duration: many jobs may be preempted at once."""
 
@@ -49,6 +37,24 @@ class RestoreTarget(msgspec.Struct, frozen=True):
     """First iteration with a wrong loss, where the rule `on_trouble` requests the restore."""
 
 
+class Halt(msgspec.Struct, frozen=True):
+    """How to halt training, and who asked for it."""
+
+    action: HaltAction
+    by: str = ""
+    order: str | None = None
+    """Id of the order; `None` where the rule `on_trouble` asks for it, whose state is not worth a checkpoint."""
+
+
+class ValueSetting(NamedTuple):
+    """A change of a value, in numbers that fit into an announcement."""
+
+    name: int
+    kind: int
+    """-1: no value changes."""
+    bits: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """What to do at a boundary; by default nothing."""
@@ -61,15 +67,20 @@ class Decision:
     """The lineage of rank 0."""
     restore: RestoreTarget | None = None
     """A placeholder on ranks other than 0, which learn the target when they restore."""
+    halt: Halt | None = None
+    """Without its author on ranks other than 0, which report nothing."""
     end: bool = False
     """A rank has received SIGTERM: all ranks end here, after the checkpoint."""
     waits: bool = False
     """A checkpoint is due, but cannot begin yet."""
     call: bool = False
     """Every rank calls its `CollectiveCall`."""
+    value: ValueSetting | None = None
+    """A value changes, before anything else is done here."""
 
     def __bool__(self) -> bool:
-        return self.checkpoint is not None or self.restore is not None or self.end or self.call
+        acts = (self.checkpoint, self.restore, self.halt, self.value)
+        return any(each is not None for each in acts) or self.end or self.call
 
 
 class CollectiveCall(Protocol):
@@ -124,157 +135,11 @@ class DetachedCoordinator(BoundaryCoordinator):
 
 
 def coordinator_for(ranks: Ranks, choose: Callable[[int], Decision]) -> BoundaryCoordinator:
-    return DistributedCoordinator(ranks, choose) if isinstance(ranks, SideGroup) else BoundaryCoordinator(choose)
+    if ranks.world_size == 1:
+        return BoundaryCoordinator(choose)
+    from holdfast.engine.rank_coordination import rank_coordinator
 
-
-class DistributedCoordinator(BoundaryCoordinator):
-    """Coordinator of one of several ranks.
-
-    Raises:
-        RanksLost: another rank is gone, or counts other iterations. There are no further decisions.
-    """
-
-    def __init__(self, ranks: SideGroup, choose: Callable[[int], Decision]) -> None:
-        super().__init__(choose)
-        self._ranks = ranks
-        self._numbers = torch.zeros(NUMBERS, dtype=torch.int64, device="cpu")
-        self._announcement: dist.Work | None = None
-        """A broadcast that is not received yet."""
-        self._at = 0
-        """The boundary that the last broadcast is about."""
-        self._next = Decision()
-        self._ended = False
-        """Rank 0 has ended, says the last broadcast."""
-        self._last_agreement = (0, 0.0)
-        """Iteration and time of the last broadcast."""
-
-    def begin(self, iteration: int) -> None:
-        self._last_agreement = iteration, time.perf_counter()
-        self._announce(iteration)
-
-    def decision(self, iteration: int) -> Decision:
-        if self._announcement is not None:
-            self._receive_announcement()
-        if self._ended or iteration > self._at:
-            done = "has ended after" if self._ended else "decided for"
-            raise RanksLost(
-                f"this rank has finished iteration {iteration:,}, and rank 0 {done} iteration {self._at:,}: "
-                "every rank has to call session.step() equally often"
-            )
-        return self._next if iteration == self._at else Decision()
-
-    def look_ahead(self, iteration: int) -> None:
-        if iteration == self._at:
-            self._announce(iteration)
-
-    def may_act_after(self, iteration: int) -> bool | None:
-        return self._announcement is not None or iteration == self._at
-
-    def end(self, iteration: int) -> bool:
-        rank, patience = self._ranks.rank, f"{END_SECONDS:.0f} s"
-        message = f"rank {rank} has ended; it waits up to {patience} for the other ranks, for a final checkpoint"
-        with (
-            warn_while_waiting(message),
-            self._ranks.time_limit(
-                END_SECONDS,
-                f"the other ranks have not ended within {patience} of this one: do all of them call "
-                "session.step() equally often?",
-            ),
-        ):
-            if self._ranks.leads:
-                self._announce_end(iteration)
-            else:
-                self._receive_end(iteration)
-            ends = [
-                msgspec.msgpack.decode(data, type=int)
-                for data in self._ranks.gather(msgspec.msgpack.encode(iteration))
-            ]
-        if any(end != iteration for end in ends):
-            raise RanksLost(
-                f"the ranks have ended after different iterations ({', '.join(f'{end:,}' for end in ends)}): "
-                "every rank has to call session.step() equally often"
-            )
-        return True
-
-    def _announce_end(self, iteration: int) -> None:
-        if self._announcement is not None:
-            self._receive_announcement()
-        self._ranks.wait_for(self._ranks.start_broadcast(_encoded(iteration, Decision(), ended=True)))
-
-    def _receive_end(self, iteration: int) -> None:
-        """Receive whether rank 0 has ended or trains on."""
-        if self._announcement is not None:
-            self._receive_announcement()
-        if not self._ended:
-            self._announce(iteration)
-            self._receive_announcement()
-        if not self._ended:
-            raise RanksLost(
-                f"this rank has ended after iteration {iteration:,}, and rank 0 trains on: "
-                "every rank has to call session.step() equally often"
-            )
-
-    def _announce(self, iteration: int) -> None:
-        if self._ranks.leads:
-            self._at, self._next = self._chosen(iteration)
-            self._numbers = _encoded(self._at, self._next)
-        else:
-            self._at = -1  # not known yet
-        self._announcement = self._ranks.start_broadcast(self._numbers)
-
-    def _receive_announcement(self) -> None:
-        assert self._announcement is not None
-        work, self._announcement = self._announcement, None
-        self._ranks.wait_for(work)
-        if not self._ranks.leads:
-            self._at, self._next, self._ended = _decoded(self._numbers)
-
-    def _chosen(self, iteration: int) -> tuple[int, Decision]:
-        """Choose the next boundary to act or to broadcast at."""
-        (before, then), now = self._last_agreement, time.perf_counter()
-        self._last_agreement = iteration, now
-        each_seconds = (now - then) / max(1, iteration - before)
-        ahead = min(max(1, int(AGREE_EVERY_SECONDS / max(each_seconds, 1e-9))), MOST_ITERATIONS)
-        if before == iteration:
-            ahead = 1  # no measurement yet
-        try:
-            for later in range(iteration + 1, iteration + ahead + 1):
-                if decision := self._choose(later):
-                    return later, decision
-                if decision.waits:  # ask again while the ranks can still act there
-                    return max(iteration + 1, later - 1), Decision()
-        except Exception:  # the other ranks wait for a broadcast
-            logger.exception("no decision after iteration %d", iteration)
-        return iteration + ahead, Decision()
-
-
-def _encoded(at: int, decision: Decision, *, ended: bool = False) -> torch.Tensor:
-    numbers = [
-        at,
-        int(decision.restore is not None),
-        -1 if decision.checkpoint is None else KINDS.index(decision.checkpoint),
-        int(decision.at_once),
-        MODES.index(decision.mode),
-        decision.lineage,
-        int(ended),
-        int(decision.end),
-        int(decision.call),
-    ]
-    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
-
-
-def _decoded(numbers: torch.Tensor) -> tuple[int, Decision, bool]:
-    at, restore, kind, at_once, mode, lineage, ended, end, call = numbers.tolist()
-    decision = Decision(
-        checkpoint=None if kind < 0 else KINDS[kind],
-        at_once=bool(at_once),
-        mode=MODES[mode],
-        lineage=lineage,
-        restore=RestoreTarget() if restore else None,
-        end=bool(end),
-        call=bool(call),
-    )
-    return at, decision, bool(ended)
+    return rank_coordinator(ranks, choose)
 
 
 @dataclass(slots=True)
@@ -301,6 +166,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_seconds: float | None = None
     """Usual time from the boundary until a checkpoint is durable; None while nothing was measured."""
     restore: RestoreTarget | None = None
+    halt: Halt | None = None
     requested: bool = False
     retry: bool = False
     due: bool = False
@@ -321,7 +187,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide(now: Situation) -> Decision:
-    """An end comes before a restore, and a restore before a checkpoint.
+    """An end comes before a restore, a restore before a halt, and a halt before a checkpoint.
 
     A checkpoint that is due waits some iterations rather than stall training: for memory to be allocated, or for
     the one before it to be written. One that was requested, or is taken again, waits for room only.
@@ -332,6 +198,8 @@ def decide(now: Situation) -> Decision:
         return Decision(end=True, checkpoint="final" if fits else None, at_once=True, lineage=now.lineage)
     if now.restore is not None:
         return Decision(restore=now.restore)
+    if now.halt is not None:
+        return Decision(halt=now.halt, lineage=now.lineage)
     urgent = now.requested or now.retry
     if not (urgent or now.due or now.withheld):
         return Decision(call=now.call_due)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from holdfast.distributed.ranks import rank_and_world_size
 from holdfast.store import Attempt, Store, is_directory, open_store, open_tiers
-from holdfast.system import supervisor_channel
-from holdfast.system.supervisor_channel import StoresOfStart
+from holdfast.system import supervisor_files
+from holdfast.system.supervisor_files import StoresOfStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,8 @@ def open_store_of_start(
     store, (rank, _) = open_store(given), rank_and_world_size()
     if drain is not None:
         store = open_tiers(store, drain)
-    earlier = supervisor_channel.stores_of_earlier_starts(rank)
-    place, opened = supervisor_channel.opened_stores(job)
+    earlier = supervisor_files.stores_of_earlier_starts(rank)
+    place, opened = supervisor_files.opened_stores(job)
     known = earlier.stores.get(job, [])
     before = known[place] if place < len(known) else None
     moved: Store | None = None
@@ -98,7 +98,7 @@ def open_store_of_start(
             moved = open_store(before)
     start = EarlierStart(job, earlier, before, opened, store.url, moved is not None)
     store = moved or store
-    supervisor_channel.publish_store(rank, job, store.url, earlier)
+    supervisor_files.publish_store(rank, job, store.url, earlier)
     return store, start
 
 

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable
 
 from holdfast.checkpoint.restore import LoadedCheckpoint
 from holdfast.checkpoint.retention_queue import Protector
@@ -14,25 +13,22 @@ from holdfast.checkpoint.stored_manifest import StoredManifest, read_stored
 from holdfast.distributed.ranks import Ranks, RanksLost
 from holdfast.engine import left_out_data
 from holdfast.engine.coordination import RestoreTarget
+from holdfast.engine.lifecycle import WRITE_SECONDS
 from holdfast.engine.training import Training
 from holdfast.errors import HoldfastError, RestoreFailed
 from holdfast.format.manifest import Manifest
-from holdfast.protocol.ids import parse_checkpoint_id
-from holdfast.protocol.wire import LeftOutData, RestoreMode, RestoreOrder
+from holdfast.protocol.ids import checkpoint_id, parse_checkpoint_id
+from holdfast.protocol.wire import LeftOutData, RestoreOrder
 from holdfast.save.history import History
 from holdfast.save.saver import Saver
 from holdfast.store import Lineage
 from holdfast.system import supervisor_channel
-from holdfast.telemetry.reporter import Reporter, TrainingPosition
+from holdfast.telemetry.reporter import Reporter
 
 logger = logging.getLogger("holdfast")
 
-MODE_CHECK_SECONDS = 5.0
-"""Interval at which the kind of loop is checked; a loop usually shows it in its first iteration."""
 RESTART_ADVICE = "restart the script, or run it under `holdfast run`, which does"
 ORDER_ADVICE = "run `holdfast restore`, which the next start carries out"
-WRITE_SECONDS = 600.0
-"""How long a restore waits for the checkpoint of the current state."""
 
 
 class CheckpointToRestore:
@@ -56,28 +52,10 @@ class InPlaceRestore:
     def __init__(self, training: Training, saver: Saver, reporter: Reporter, ranks: Ranks) -> None:
         self._training, self._saver, self._history, self._reporter = training, saver, saver.history, reporter
         self._ranks = ranks
-        self._reported_mode: RestoreMode | None = None
-        self._start_seconds: float | None = None
-        self._check_mode_at = 0.0
         self._differing: list[str] = []
         """Messages about settings of the checkpoint that differ from those of the script."""
         self.half_applied = False
         """The state may be half of one checkpoint and half of another."""
-
-    def report_mode(self) -> None:
-        """Report how a restore would be carried out, first and whenever it changes."""
-        now = time.monotonic()
-        if not self._reporter.has_server or now < self._check_mode_at:
-            return
-        self._check_mode_at = now + MODE_CHECK_SECONDS
-        reason = self._training.obstacle_to_restore()
-        way: RestoreMode = "relaunch" if supervisor_channel.is_supervised() else "next_start"
-        mode = "in_place" if reason is None else way
-        if mode != self._reported_mode:
-            first = self._reported_mode is None
-            start_seconds = supervisor_channel.seconds_since_start() if first else self._start_seconds
-            self._reported_mode, self._start_seconds = mode, start_seconds
-            self._reporter.restore_mode(mode, reason or "", start_seconds)
 
     def restore(self, wanted: RestoreTarget) -> bool:
         """Save the current state, verify the target, record the new lineage, apply.
@@ -199,6 +177,10 @@ class InPlaceRestore:
         self._differing = self._ranks.run_on_all(lambda: self._training.check(target.manifest))
         self._ranks.run_on_all(self._await_settled)
         self._history.update_lineage()
+        position = self._reporter.position
+        here = checkpoint_id(position.iteration, position.lineage)
+        if self._ranks.decide(lambda: self._history.head == here, bool):  # as while training is paused
+            return here
         return self._ranks.run_on_all(self._take_safety)
 
     def _load(
@@ -246,38 +228,3 @@ class InPlaceRestore:
             self._reporter.notice("error", "restore", f"restore of {loaded.id} failed: {reason}")
             return False
         return True
-
-
-class RestoreCallbacks:
-    """Calls each callback with (iteration, lineage) after a resume or a restore. For the training thread only."""
-
-    def __init__(self, position: TrainingPosition) -> None:
-        self._position = position
-        self._callbacks: list[Callable[[int, int], object]] = []
-        self._restored_to: tuple[int, int] | None = None
-        """(iteration, lineage) that training last went back to; `None` after a fresh start."""
-        self.began_at = self.ended_at = 0.0
-        """Unix times of the last resume or restore."""
-
-    def add(self, callback: Callable[[int, int], object]) -> None:
-        """Register a callback; call it at once if training has gone back already."""
-        self._callbacks.append(callback)
-        if self._restored_to is not None:
-            self._call(callback, *self._restored_to)
-
-    def begin(self) -> None:
-        """Note when a resume or a restore begins."""
-        self.began_at = time.time()
-
-    def run(self) -> None:
-        """Call all callbacks: training has gone back to the current position."""
-        self.ended_at = time.time()
-        self._restored_to = self._position.iteration, self._position.lineage
-        for callback in tuple(self._callbacks):
-            self._call(callback, *self._restored_to)
-
-    def _call(self, callback: Callable[[int, int], object], iteration: int, lineage: int) -> None:
-        try:
-            callback(iteration, lineage)
-        except Exception:  # code of the script: its failure must not end training
-            logger.exception("a callback of session.on_restored failed; training continues")

@@ -9,36 +9,15 @@ import msgspec
 
 from holdfast.data.cursor import Cursor, require_leaving_out
 from holdfast.distributed.ranks import Ranks
+from holdfast.engine.position import LEAVE_OUT, BatchesAnIteration
 from holdfast.errors import HoldfastError, IncompatibleCheckpoint
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.protocol.wire import DataSkip, LeftOutData
 from holdfast.save.history import History
 from holdfast.telemetry.reporter import Reporter
 
-LEAVE_OUT = "leave_out"
-"""Key in the position of a loader: how many batches to leave out when the loader gets there."""
-
 Position = dict[str, Any]
 """State of a cursor."""
-
-
-class BatchesAnIteration(msgspec.Struct, frozen=True):
-    """How many batches each iteration up to the current one has taken."""
-
-    batches: int = 0
-    """0: not known."""
-    since: int = 0
-    """The iteration after which all have taken that number, on this number of ranks."""
-
-    @classmethod
-    def saved(cls, session: Mapping[str, Any], iteration: int) -> BatchesAnIteration:
-        """Return what the session's state of a checkpoint says."""
-        batches = session.get("batches_an_iteration") or 0
-        return cls(batches, session.get("batches_counted_from", 0 if batches else iteration))
-
-    def after(self, iteration: int, batches: int) -> BatchesAnIteration:
-        """Return what is known after an iteration that took so many."""
-        return self if batches == self.batches else BatchesAnIteration(batches, iteration - 1)
 
 
 def of_skip(
@@ -140,6 +119,12 @@ class ToLeaveOut:
                 self._drop(LeftOutData(iteration=iteration, batches=batches, loader=number), error)
         cursor.load_state_dict(position)
 
+    def return_to(self, cursor: Cursor, position: Position | None) -> None:
+        """Take a cursor to a position, and past what is to be left out there, on this rank alone."""
+        if position is not None and LEAVE_OUT in position:
+            position = _advanced(cursor, position, 0)
+        cursor.load_state_dict(position)
+
     def reach(self, iteration: int, cursors: Sequence[Cursor], later: Sequence[Position]) -> bool:
         """Leave out what is due after an iteration; return whether a cursor has moved. Collective if any is due.
 
@@ -207,13 +192,6 @@ class ToLeaveOut:
 def describe(left_out: LeftOutData) -> str:
     """Describe data that a restore left out, for people."""
     return f"{_named(left_out)} are left out of training"
-
-
-def go_to(cursor: Cursor, position: Position | None) -> None:
-    """Take a cursor to a position, and past what is to be left out there, on this rank alone."""
-    if position is not None and LEAVE_OUT in position:
-        position = _advanced(cursor, position, 0)
-    cursor.load_state_dict(position)
 
 
 def _named(left_out: LeftOutData) -> str:

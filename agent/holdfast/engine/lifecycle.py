@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 
 from holdfast.errors import RestoreFailed
 from holdfast.system import supervisor_channel
 from holdfast.system.preemption import EXIT_SIGTERM
+from holdfast.telemetry.reporter import TrainingPosition
 
 logger = logging.getLogger("holdfast")
+
+WRITE_SECONDS = 600.0
+"""How long an end or a restore waits for the checkpoint of the current state."""
 
 
 class Life(Enum):
@@ -28,6 +33,8 @@ class Life(Enum):
     """Training continues without checkpoints and reports; under a supervisor it ends."""
     PREEMPTED = "preempted"
     """Ending after SIGTERM."""
+    ENDED = "ended"
+    """Ending, as an operator requested."""
     RELAUNCHED = "relaunched"
     """Ending, so that the supervisor restarts it at another checkpoint."""
     HALF_RESTORED = "half restored"
@@ -40,11 +47,14 @@ class Life(Enum):
 
 TRANSITIONS: Mapping[Life, frozenset[Life]] = {
     Life.STARTING: frozenset({Life.TRAINING, Life.DETACHED, Life.CLOSING}),
-    Life.TRAINING: frozenset({Life.RESTORING, Life.DETACHED, Life.REPLACED, Life.PREEMPTED, Life.CLOSING}),
+    Life.TRAINING: frozenset(
+        {Life.RESTORING, Life.ENDED, Life.DETACHED, Life.REPLACED, Life.PREEMPTED, Life.CLOSING}
+    ),
     Life.RESTORING: frozenset({Life.TRAINING, Life.RELAUNCHED, Life.HALF_RESTORED, Life.CLOSING}),
     Life.DETACHED: frozenset({Life.REPLACED, Life.PREEMPTED, Life.CLOSING}),
     Life.REPLACED: frozenset({Life.PREEMPTED, Life.CLOSING, Life.CLOSED}),
     Life.PREEMPTED: frozenset({Life.CLOSING}),
+    Life.ENDED: frozenset({Life.CLOSING}),
     Life.RELAUNCHED: frozenset({Life.CLOSING}),
     Life.HALF_RESTORED: frozenset({Life.CLOSING}),
     Life.CLOSING: frozenset({Life.REPLACED, Life.CLOSED}),
@@ -106,7 +116,7 @@ class Lifecycle:
     @property
     def is_ending(self) -> bool:
         """The loop is to end at this boundary."""
-        return self._state in (Life.PREEMPTED, Life.RELAUNCHED)
+        return self._state in (Life.PREEMPTED, Life.ENDED, Life.RELAUNCHED)
 
     def ending(self, reason: str) -> str:
         """Return the reason to report if the script ends the session for `reason`."""
@@ -128,6 +138,8 @@ class Lifecycle:
         """The status that the process is to exit with at this boundary; None: training goes on."""
         if self._state is Life.PREEMPTED:
             return EXIT_SIGTERM
+        if self._state is Life.ENDED:
+            return supervisor_channel.EXIT_ENDED
         if self._state is Life.RELAUNCHED:
             return supervisor_channel.EXIT_RELAUNCH
         if self._state is Life.REPLACED and supervisor_channel.is_supervised():
@@ -140,3 +152,38 @@ def ending_of(error: type[BaseException] | None) -> str:
     if error is None or issubclass(error, GeneratorExit):
         return "finished"
     return "interrupted" if issubclass(error, KeyboardInterrupt) else error.__name__
+
+
+class RestoreCallbacks:
+    """Calls each callback with (iteration, lineage) after a resume or a restore. For the training thread only."""
+
+    def __init__(self, position: TrainingPosition) -> None:
+        self._position = position
+        self._callbacks: list[Callable[[int, int], object]] = []
+        self._restored_to: tuple[int, int] | None = None
+        """(iteration, lineage) that training last went back to; `None` after a fresh start."""
+        self.began_at = self.ended_at = 0.0
+        """Unix times of the last resume or restore."""
+
+    def add(self, callback: Callable[[int, int], object]) -> None:
+        """Register a callback; call it at once if training has gone back already."""
+        self._callbacks.append(callback)
+        if self._restored_to is not None:
+            self._call(callback, *self._restored_to)
+
+    def begin(self) -> None:
+        """Note when a resume or a restore begins."""
+        self.began_at = time.time()
+
+    def run(self) -> None:
+        """Call all callbacks: training has gone back to the current position."""
+        self.ended_at = time.time()
+        self._restored_to = self._position.iteration, self._position.lineage
+        for callback in tuple(self._callbacks):
+            self._call(callback, *self._restored_to)
+
+    def _call(self, callback: Callable[[int, int], object], iteration: int, lineage: int) -> None:
+        try:
+            callback(iteration, lineage)
+        except Exception:  # code of the script: its failure must not end training
+            logger.exception("a callback of session.on_restored failed; training continues")

@@ -12,12 +12,17 @@ import msgspec
 
 from holdfast.checkpoint.retention_queue import Protector, RetentionQueue
 from holdfast.engine.coordination import Requests
+from holdfast.engine.training import Training
 from holdfast.pacing import Controller, PacingSettings, interval_time, parse_budget, parse_every, parse_policy
 from holdfast.pacing.settings import parse_unsaved_work, parse_write_budget
-from holdfast.protocol.wire import Desired, RestoreOrder, VerifyRequest
+from holdfast.protocol.orders import OnTrouble, TrainingOrder, parse_on_trouble
+from holdfast.protocol.values import ValueChange
+from holdfast.protocol.wire import Desired, RestoreMode, RestoreOrder, VerifyRequest
 from holdfast.retention import Retention, parse_retention
 from holdfast.save.history import History
+from holdfast.save.store_shares import StoreShares
 from holdfast.store import Attempt, Ending, Lineage
+from holdfast.system import supervisor_channel
 from holdfast.telemetry.reporter import Reporter
 from holdfast.units import FixedInterval
 
@@ -29,7 +34,38 @@ MAX_WITHHELD_SECONDS = 86400.0
 MAX_TRIES = 3
 """Starts that may end before they carry out one order; then the order has failed."""
 
+MODE_CHECK_SECONDS = 5.0
+"""Interval at which the kind of loop is checked; a loop usually shows it in its first iteration."""
+
+NO_RULE = OnTrouble()
+
 T = TypeVar("T")
+
+
+class RestoreModeReport:
+    """Reports how a restore would be carried out, and by which rule, first and whenever it changes."""
+
+    def __init__(self, training: Training, reporter: Reporter) -> None:
+        self._training, self._reporter = training, reporter
+        self._reported: tuple[RestoreMode, OnTrouble, int] | None = None
+        self._start_seconds: float | None = None
+        self._check_at = 0.0
+
+    def update(self, on_trouble: OnTrouble) -> None:
+        """Report it at a boundary, if it is time to check and it has changed."""
+        now = time.monotonic()
+        if not self._reporter.has_server or now < self._check_at:
+            return
+        self._check_at = now + MODE_CHECK_SECONDS
+        reason = self._training.obstacle_to_restore()
+        way: RestoreMode = "relaunch" if supervisor_channel.is_supervised() else "next_start"
+        mode = "in_place" if reason is None else way
+        batches = self._training.counted.batches
+        if (mode, on_trouble, batches) != self._reported:
+            first = self._reported is None
+            start_seconds = supervisor_channel.seconds_since_start() if first else self._start_seconds
+            self._reported, self._start_seconds = (mode, on_trouble, batches), start_seconds
+            self._reporter.restore_mode(mode, reason or "", start_seconds, str(on_trouble), batches)
 
 
 class Operator:
@@ -51,14 +87,19 @@ class Operator:
         reporter: Reporter,
         requests: Requests,
         script: PacingSettings,
+        shares: StoreShares,
         *,
         rules: Retention,
+        on_trouble: OnTrouble = NO_RULE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._history, self._retention, self._controller = history, retention, controller
         self._reporter, self._requests, self._clock = reporter, requests, clock
+        self._shares = shares
         self._script, self._rules = script, rules
         """Settings of the script, for what no operator has set."""
+        self._own_on_trouble = self.on_trouble = on_trouble
+        """The rule about wrong losses: of the script, and in force."""
         self.first = Desired()
         """Desired state when this attempt started."""
         self._pauses = 0
@@ -83,8 +124,10 @@ class Operator:
         if first is None:
             return
         self.first = first
-        # only restore orders survive the previous attempt, not other requests
-        self._seen = Desired(checkpoint_request=first.checkpoint_request, probe_request=first.probe_request)
+        # only orders survive the previous attempt, not other requests
+        self._seen = Desired(
+            checkpoint_request=first.checkpoint_request, probe_request=first.probe_request, training=first.training
+        )
         self._note_deadline(first.restore)
         self._apply_at_once(first)
         self._retention.change(self._retention_rules(first))
@@ -113,6 +156,7 @@ class Operator:
             self._requests.checkpoint = True
         if desired.probe_request not in (0, before.probe_request):
             self._requests.probe = True
+        self.on_trouble = self._parsed("on_trouble", parse_on_trouble, desired.on_trouble, self._own_on_trouble)
         self._apply_settings()
         self._reporter.applied(desired.version)
 
@@ -127,6 +171,7 @@ class Operator:
         self._retention.protect(Protector.ORDER, desired.restore.checkpoint if desired.restore else None)
         self._retention.follow(desired, self._history.attempt)
         self._verify(desired.verify)
+        self._shares.follow(desired)
 
     def _verify(self, wanted: tuple[VerifyRequest, ...]) -> None:
         if self._verifier is None and wanted:
@@ -178,6 +223,11 @@ class Operator:
         )
 
     @property
+    def value_changes(self) -> tuple[ValueChange, ...]:
+        """The changes of values that operators want, oldest first."""
+        return self._seen.values
+
+    @property
     def withholds(self) -> bool:
         """Whether settings of operators, not the script's, may suppress checkpoints."""
         seen = self._seen
@@ -214,6 +264,18 @@ class Operator:
 
     def _retention_rules(self, desired: Desired) -> Retention:
         return self._parsed("retention", parse_retention, desired.retention, self._rules)
+
+    # Orders about training
+
+    @property
+    def newest_training_order(self) -> str | None:
+        """Id of the newest one, whether it was carried out or not."""
+        return self._seen.training.id if self._seen.training is not None else None
+
+    def training_order(self) -> TrainingOrder | None:
+        """Return the newest one, until `accept` is called with its id."""
+        order = self._seen.training
+        return None if order is None or order.id in self._answered else order
 
     # Restore orders
 
@@ -294,5 +356,12 @@ def _orders_of(desired: Desired) -> Desired:
     order = desired.restore
     held = None if order is None else msgspec.structs.replace(order, expires_in_seconds=None)
     return msgspec.structs.replace(
-        desired, latest_attempt=0, latest_lineage=0, restore=held, pins=None, alert_pins=()
+        desired,
+        latest_attempt=0,
+        latest_lineage=0,
+        restore=held,
+        pins=None,
+        alert_pins=(),
+        shares=None,
+        share_number=0,
     )

@@ -15,17 +15,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from holdfast.accelerators import modules_in_use
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.restore import LoadedCheckpoint
 from holdfast.checkpoint.stored_manifest import read_stored
 from holdfast.config import environment_notices
 from holdfast.distributed.ranks import Ranks, RanksLost
-from holdfast.engine.left_out_data import BatchesAnIteration
 from holdfast.engine.operator import Operator
+from holdfast.engine.position import BatchesAnIteration
 from holdfast.engine.training import Training
 from holdfast.engine.unsaved_work import describe_running_predecessor
 from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckpoint, with_way_out
-from holdfast.format.shards import dropped_gradients
 from holdfast.protocol import wire
 from holdfast.protocol.field_types import MAX_ATTEMPT
 from holdfast.protocol.ids import parse_checkpoint_id
@@ -144,7 +144,7 @@ class Startup:
             link = ServerConnection(
                 server=self._server, token=self._token, job=history.job, uid=history.uid,
                 attempt=history.attempt or at_least, rank=0, spool=spool, on_desired=self._operator.receive,
-                measure=MachineMetrics(self._reporter.position).sample,
+                measures=self._measures(),
             )  # fmt: skip
             self._reporter.connect(link)
         self._operator.start(first)
@@ -152,6 +152,12 @@ class Startup:
             link.start()
         if self._ranks.world_size > 1:
             self._report_this_rank(at_least)
+        elif link is not None and modules_in_use():
+            _report_place(link)
+        if (stages := self._training.registry.stages) is not None:
+            from holdfast.telemetry.metrics_relay import metrics_relay  # only for pipelines
+
+            self._meter.relay_through(metrics_relay(self._ranks.key, self._ranks.rank, stages.group))
         self._publish()
 
     def _first_desired(self) -> wire.Desired | None:
@@ -176,11 +182,23 @@ class Startup:
             link = ServerConnection(
                 server=self._server, token=self._token, job=history.job, uid=uid, attempt=attempt, rank=rank,
                 spool=None, flush_seconds=HEARTBEAT_SECONDS, send_only=True,
-                measure=MachineMetrics(self._reporter.position).sample,
+                measures=self._measures(),
             )  # fmt: skip
             link.start()
+        _report_place(link)
         self._meter.report_to(RankReporter(link, rank, self._ranks.world_size))
         self._training.after_gradients(self._meter.clock.gradients_end)
+
+    def _measures(self) -> list[Callable[[], wire.Event | None]]:
+        """Return what the thread that sends reports measures before it sends."""
+        held = self._memory.held_snapshots() if self._memory is not None else None
+        machine = MachineMetrics(self._reporter.position)
+        measures: list[Callable[[], wire.Event | None]] = [machine.sample]
+        if held is not None:
+            measures.append(held.sample)
+        if self._ranks.leads:
+            measures.append(self._saver.shares.sample)
+        return measures
 
     def _publish(self) -> None:
         if self._ranks.leads:
@@ -264,7 +282,9 @@ class Startup:
         self._reporter.lineage_began(history.lineage)
         pinned, world_size = saver.retention.pinned.checkpoints, self._ranks.world_size
         copies = store.copies(history.job) if self._ranks.leads else {}
-        self._reporter.attempt_began(loaded, saver.versions, committed, world_size, pinned, copies)
+        self._reporter.attempt_began(
+            loaded, saver.versions, committed, world_size, pinned, copies, store.addresses
+        )
         self._reporter.order(start.order, "restored", safety=start.left)
         if start.loaded is not None:
             self._reporter.trained_elsewhere(start.loaded.manifest.fingerprint)
@@ -413,7 +433,10 @@ class Startup:
 
         for found in self._ask_store(lambda: memory.candidates(store, candidates), list[MemoryCheckpoint]):
             try:
-                loaded = self._ranks.run_on_all(functools.partial(memory.load, found, self._training.regions))
+                load = functools.partial(
+                    memory.load, found, self._training.regions, self._training.registry.localized
+                )
+                loaded = self._ranks.run_on_all(load)
                 self._put_in_place(loaded, lineage.left_out)
             except RanksLost:
                 raise
@@ -459,8 +482,11 @@ class Startup:
         differing = self._ranks.run_on_all(lambda: with_way_out(lambda: self._training.check(loaded.manifest)))
         for warning in self._training.restore_buckets(loaded):
             self._reporter.notice("warning", "reducer", warning)
-        if (what := dropped_gradients(loaded.manifest, loaded.state, self._ranks.world_size)) is not None:
-            self._reporter.notice("warning", "gradients", what)
+        if loaded.manifest.world_size != self._ranks.world_size:
+            from holdfast.format.merged_ranks import dropped_gradients
+
+            if (what := dropped_gradients(loaded.manifest, loaded.state, self._ranks.world_size)) is not None:
+                self._reporter.notice("warning", "gradients", what)
         self._ranks.run_on_all(lambda: with_way_out(lambda: self._training.apply(loaded, left_out)))
         for what in differing:
             self._reporter.notice("warning", "settings", what)
@@ -475,3 +501,9 @@ class Startup:
             return f"training {where}, without checkpoints for now"
         note = first_start_note(history.store, history.job, history.attempt)
         return f"attempt {history.attempt}{note} {where}, lineage {position.lineage}; checkpoints in {url}"
+
+
+def _report_place(link: ServerConnection) -> None:
+    from holdfast.telemetry.rank_place import rank_place  # of several ranks, and where there is a device
+
+    link.event(rank_place())

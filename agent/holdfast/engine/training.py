@@ -5,9 +5,10 @@ One module, since what is captured and what is restored must agree.
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -15,19 +16,18 @@ from torch.utils.hooks import RemovableHandle
 from holdfast import accelerators
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.restore import LoadedCheckpoint, Regions
-from holdfast.checkpoint.stored_manifest import StoredManifest
+from holdfast.checkpoint.stored_manifest import StoredManifest, read_stored
 from holdfast.data.cursor import Cursor, cursor_over
 from holdfast.data.loader import DataLoader
 from holdfast.data.reachable import given_within
-from holdfast.disabled import is_disabled
 from holdfast.distributed.ranks import Ranks
-from holdfast.engine import left_out_data
-from holdfast.engine.left_out_data import BatchesAnIteration, ToLeaveOut
-from holdfast.engine.skipped_epochs import SkippedEpochs
+from holdfast.engine.optional_parts import watch_over
+from holdfast.engine.position import LEAVE_OUT, BatchesAnIteration, require_position
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
-from holdfast.format.manifest import MANIFEST, Manifest
-from holdfast.format.shards import differing_keywords, fitting_state, saved_rank, state_for
+from holdfast.format.manifest import Manifest
+from holdfast.format.shards import saved_rank, state_for
 from holdfast.pacing import Controller
+from holdfast.protocol.values import ValueInForce, saved_values, values_of
 from holdfast.protocol.wire import DataSkip, LeftOutData
 from holdfast.state.construction import Construction, describe, differences, loader_settings
 from holdfast.state.registry import CapturedState, Registry, shapes_of
@@ -36,32 +36,17 @@ from holdfast.state.tree import Shapes, decode
 from holdfast.state.variables import Variables
 from holdfast.state.wrappers import RESERVED, StepArguments, StepKeywords, wait_after_closure
 from holdfast.store import Store
-from holdfast.telemetry.reporter import TrainingPosition
+from holdfast.telemetry.reporter import Reporter, TrainingPosition
+
+if TYPE_CHECKING:
+    from holdfast.engine.left_out_data import ToLeaveOut
+    from holdfast.engine.skipped_epochs import SkippedEpochs
+    from holdfast.save.history import History
 
 logger = logging.getLogger("holdfast")
 
 REPLAY_ITERATIONS = 100
 """After so many iterations without an optimizer step that hooks saw, a CUDA graph replays them."""
-
-
-class Watch(Protocol):
-    """A watch for state that the script uses or changes and that no checkpoint holds."""
-
-    def begin(self) -> None: ...
-
-    def found(self, iteration: int, loaders: Callable[[], Collection[Any]]) -> list[tuple[str, str]]: ...
-
-    def captured(self, state: CapturedState) -> None: ...
-
-    def compare_draws(
-        self, loaders: Collection[DataLoader], batches: int, *, is_resumed: bool, knows_loaders: bool
-    ) -> None: ...
-
-    def missing(self, saved: Collection[str]) -> list[str]: ...
-
-    def lacking_states(self) -> list[str]: ...
-
-    def close(self) -> None: ...
 
 
 class Training:
@@ -79,7 +64,7 @@ class Training:
         self._ranks = ranks
         self._restorable_in_place = restorable_in_place
         """The script's setting of whether it can be restored in place, if it has one."""
-        self.registry = Registry(objects, ranks.rank, ranks.world_size)
+        self.registry = Registry(objects, ranks.rank, ranks.world_size, ranks.gather)
         self.restore_count = 0
         """Number of restores, so that iterators over batches notice one."""
         self._position, self._controller = position, controller
@@ -90,14 +75,15 @@ class Training:
             loader.attach_session()
         self._enclosed: set[str] = set()
         """Keywords of loaders of other libraries that a counted iterable draws from: its count includes them."""
-        self._current = -1
-        """Index of the loader in use."""
+        self._current = -1  # index of the loader in use
         self._loaded: list[dict[str, Any]] = []
         """Positions from a checkpoint, also for loaders that the script has not used yet."""
         self._loaded_settings: list[dict[str, Any]] = []
         """What these loaders were constructed with."""
-        self.to_leave_out = ToLeaveOut(ranks)
+        self._to_leave_out: ToLeaveOut | None = None
+        """Made for a checkpoint after which data is to be left out."""
         self.counted = BatchesAnIteration()
+        self.values: dict[str, ValueInForce] = {}  # by name: what operators have set values to
         self.logger_runs: dict[str, tuple[str, int]] = {}  # by logger: run id and the lineage that it logs
         self.unsaved_batches = self.unsaved_updates = 0
         """Batches of `session.batches` and optimizer steps since the last iteration ended."""
@@ -110,8 +96,7 @@ class Training:
         """Batches, optimizer steps and iterations since all ranks were at the same position."""
         self.trained = 0
         """Iterations of this attempt, including those that a restore undid."""
-        self._updates_before_closure = False
-        """Whether an optimizer may change parameters before it calls its closure, as SAM does."""
+        self._updates_before_closure = False  # an optimizer may change parameters before that, as SAM does
         self._hooks: list[RemovableHandle] = []
         self._unknown_buckets: set[str] = set()
         """Names of DistributedDataParallel modules whose unknown buckets were reported."""
@@ -125,8 +110,7 @@ class Training:
         self._compared: object = None
         """`CapturedState.structure` of the last capture that was compared with `_start`."""
         self.registry.capture({}, gradients=False)  # raise now for what cannot be stored, not hours later
-        self._watch = _watch_over(self.registry)
-        self.skipped_epochs = SkippedEpochs(self.registry)
+        self._watch = watch_over(self.registry)
 
     @property
     def epoch(self) -> int:
@@ -153,7 +137,7 @@ class Training:
         gradients = self.registry.gradients
 
         def about_to_update(optimizer: torch.optim.Optimizer, args: StepArguments, kwargs: StepKeywords) -> Any:
-            if _is_capturing():
+            if accelerators.is_capturing():
                 self.replays_updates = True
                 on_capture()
                 return None
@@ -174,7 +158,7 @@ class Training:
             return with_closure
 
         def updated(optimizer: torch.optim.Optimizer, *_: object) -> None:
-            if _is_capturing():
+            if accelerators.is_capturing():
                 return
             gradients.after_update(optimizer, lambda: may_act_after(self._position.iteration + 1))
             after()
@@ -212,6 +196,13 @@ class Training:
             if isinstance(loader, DataLoader):
                 loader.detach_session()
 
+    @functools.cached_property
+    def skipped_epochs(self) -> SkippedEpochs:
+        """Epochs before a resume, for loops over `session.batches`."""
+        from holdfast.engine.skipped_epochs import SkippedEpochs
+
+        return SkippedEpochs(self.registry)
+
     def boundary(self) -> None:
         """Record the end of an iteration."""
         for loader in self._given_loaders:
@@ -222,11 +213,13 @@ class Training:
                 self.unsaved_batches,
                 is_resumed=self.restore_count > 0,
                 knows_loaders=bool(self._loaders or self._given_loaders),
+                epochs=self._epochs,
             )
         self.counted = self.counted.after(self._position.iteration, self.unsaved_batches)
-        cursors = [cursor for _, cursor in self._loaders]
-        if self.to_leave_out.reach(self._position.iteration, cursors, self._loaded[len(cursors) :]):
-            self.restore_count += 1
+        if self._to_leave_out is not None:
+            cursors = [cursor for _, cursor in self._loaders]
+            later = self._loaded[len(cursors) :]
+            self.restore_count += self._to_leave_out.reach(self._position.iteration, cursors, later)
         self.unsaved_batches = self.unsaved_updates = 0
         self._was_replay_announced, self._is_replay_announced = self._is_replay_announced, False
         self._ended += 1
@@ -236,7 +229,7 @@ class Training:
     def may_replay_updates(self) -> bool:
         """Whether a CUDA graph may replay the next update, which calls no hooks."""
         may_replay = self.replays_updates or (not self.updates and self.registry.sees_updates)
-        return may_replay and not self._was_replay_announced and _uses_accelerator()
+        return may_replay and not self._was_replay_announced and accelerators.are_in_use()
 
     def replay_notice(self) -> str | None:
         """Describe, once, that each checkpoint stalls training because updates may be replayed."""
@@ -254,6 +247,14 @@ class Training:
         if self._watch is None:
             return []
         return self._watch.found(self.trained, self._loaders_saved)
+
+    def _epochs(self) -> list[int]:
+        """Return the epochs of all loaders, also of those that the script has not used since the resume."""
+        known = [*self._given_loaders, *(cursor for _, cursor in self._loaders)]
+        return [
+            *(each.epoch for each in known),
+            *(each.get("epoch", 0) for each in self._loaded[len(self._loaders) :]),
+        ]
 
     def _loaders_saved(self) -> list[Any]:
         return [*self._given_loaders, *(each for each, _ in self._loaders)]
@@ -280,7 +281,10 @@ class Training:
             cursor = cursor_over(loader)
             # a new loader starts at the beginning, even if the script has looked at its first batch
             position = self._loaded[number] if number < len(self._loaded) else None
-            self.to_leave_out.go_to(number, cursor, position, self._position.iteration)
+            if self._to_leave_out is None:
+                cursor.load_state_dict(position)
+            else:
+                self._to_leave_out.go_to(number, cursor, position, self._position.iteration)
             self._loaders.append((loader, cursor))
             if not isinstance(loader, DataLoader):
                 self._enclosed.update(given_within(loader, self.registry.given))
@@ -386,6 +390,8 @@ class Training:
                 "controller": self._controller.state_dict(),
                 "reducers": reducers,
                 "logger_runs": self.logger_runs,
+                "values": saved_values(self.values),
+                "watch": self._watch.state_dict() if self._watch is not None else {},
             },
             gradients=gradients,
         )
@@ -412,6 +418,7 @@ class Training:
 
         Raises the errors of `restore.load`, which says what the other arguments do.
         """
+        known = (known or read_stored(store, job, checkpoint)).seen_as(self.registry.localized)
         return restore.load(
             *(store, job, checkpoint),
             rank=self._ranks.rank,
@@ -440,11 +447,18 @@ class Training:
         before = loaded.manifest.left_out
         if skip is None:
             return before
+        from holdfast.engine.left_out_data import of_skip
+
         session = decode(loaded.state["session"], loaded.tensors, copy=True)
         cursors = [cursor for _, cursor in self._loaders]
         since = current[len(before) :] if current[: len(before)] == before else ()
         iteration, world_size = loaded.manifest.iteration, self._ranks.world_size
-        return (*before, left_out_data.of_skip(skip, iteration, session, cursors, since, counted, world_size))
+        return (*before, of_skip(skip, iteration, session, cursors, since, counted, world_size))
+
+    def report_left_out(self, history: History, reporter: Reporter) -> None:
+        """Report data that was to be left out and is not, if there is any. Collective over all ranks then."""
+        if self._to_leave_out is not None:
+            self._to_leave_out.report(history, reporter)
 
     def inexact(self, loaded: LoadedCheckpoint | None) -> str | None:
         """Return the checkpoint whose degraded restore makes the state of any rank inexact, or None."""
@@ -461,9 +475,9 @@ class Training:
             IncompatibleCheckpoint: it does not fit the objects.
             DamagedCheckpoint: no session can have written it.
         """
-        rank = saved_rank(manifest, self._ranks.rank)
+        rank, manifest = saved_rank(manifest, self._ranks.rank), self.registry.localized(manifest)
         trees, shapes = state_for(manifest, rank), restore.shapes(manifest, rank)
-        _require_position(trees)
+        require_position(trees)
         left = [] if self.trained else self.registry.leave_unfitting(trees, shapes)
         self.registry.check(trees, shapes)
         different = describe(self.registry.differences(trees, shapes))
@@ -479,10 +493,7 @@ class Training:
         if self._restorable_in_place is not None:
             return None if self._restorable_in_place else "restorable_in_place is False for this script"
         if any(loader.is_iterated_directly for loader in self._given_loaders):
-            return (
-                "this script iterates over its loader itself; a loop over session.batches(...) can be restored in "
-                "place"
-            )
+            return "this script iterates over its loader itself: session.batches(...) can be restored in place"
         if not self._loaders and not any(isinstance(item, Variables) for item in self.registry.objects.values()):
             return (
                 "this script neither draws batches from session.batches(...) nor keeps its position in "
@@ -544,12 +555,20 @@ class Training:
             IncompatibleCheckpoint: an object refused its state. At a start, nothing has changed then.
             RestoreFailed: and the objects could not be put back.
         """
-        trees = fitting_state(loaded.manifest, loaded.state, self._ranks.world_size)
+        trees = loaded.state
+        if loaded.manifest.world_size != self._ranks.world_size:
+            from holdfast.format.merged_ranks import fitting_state
+
+            trees = fitting_state(loaded.manifest, trees, self._ranks.world_size)
         self._enclosed.update(decode(loaded.state["session"].get("enclosed", []), {}, copy=True))
         trees = {keyword: tree for keyword, tree in trees.items() if keyword not in self._enclosed}
         restarted = not self.trained
+        if restarted and self._watch is not None:
+            self._watch.before_resume()
         self.registry.apply(trees, loaded.tensors, loaded.shapes, adopt=not loaded.borrowed, undo=restarted)
         if copy := self._ranks.rank // loaded.manifest.world_size:
+            from holdfast.format.merged_ranks import differing_keywords
+
             self.registry.branch_rng(copy, differing_keywords(loaded.manifest))
         self._drawn = self.updates = self._ended = 0
         state = decode(loaded.state["session"], loaded.tensors, copy=True)
@@ -558,40 +577,24 @@ class Training:
         self._loaded, self.counted = state["loaders"], BatchesAnIteration(since=self._position.iteration)
         if world_size == self._ranks.world_size:
             self.counted = BatchesAnIteration.saved(state, self._position.iteration)
-        self.to_leave_out.begin(pending, self._position.iteration, self._loaded, world_size)
+        self._to_leave_out = None
+        if pending or any(LEAVE_OUT in each for each in self._loaded):
+            from holdfast.engine.left_out_data import ToLeaveOut  # few restores leave out data
+
+            self._to_leave_out = ToLeaveOut(self._ranks)
+            self._to_leave_out.begin(pending, self._position.iteration, self._loaded, world_size)
         self._loaded_settings = state.get("loader_settings", [])
         self.logger_runs = {} if loaded.manifest.origin else state.get("logger_runs", {})  # not a fork's source's
+        self.values = values_of(state)
         if restarted:  # in place, the current measurements are better
             self._controller.load_state_dict(state["controller"])
         self._controller.restored(self._position.iteration)
         self.restore_count += 1
         for i, (_, cursor) in enumerate(self._loaders):
-            left_out_data.go_to(cursor, self._loaded[i] if i < len(self._loaded) else None)
-
-
-def _watch_over(registry: Registry) -> Watch | None:
-    """Return the watch over the objects; `None` if it is switched off, or left out of the installation."""
-    if is_disabled("inventory"):
-        return None
-    try:
-        from holdfast.inventory.watch import Inventory
-    except ImportError:
-        return None
-    return Inventory(registry)
-
-
-def _uses_accelerator() -> bool:
-    return bool(accelerators.modules_in_use())
-
-
-def _is_capturing() -> bool:
-    return accelerators.is_capturing()
-
-
-def _require_position(trees: Mapping[str, Any]) -> None:
-    session = trees.get("session")
-    kinds = {"loaders": list, "loader": int, "controller": dict}
-    if not isinstance(session, dict) or not all(isinstance(session.get(key), kind) for key, kind in kinds.items()):
-        raise DamagedCheckpoint(MANIFEST, "missing or invalid position in training")
-    if not isinstance(trees.get("rng"), dict):
-        raise DamagedCheckpoint(MANIFEST, "missing or invalid random state")
+            position = self._loaded[i] if i < len(self._loaded) else None
+            if self._to_leave_out is None:
+                cursor.load_state_dict(position)
+            else:
+                self._to_leave_out.return_to(cursor, position)
+        if self._watch is not None:
+            self._watch.restored(state.get("watch", {}), self._epochs(), is_in_place=not restarted)

@@ -8,11 +8,10 @@ import uuid
 
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.retention_queue import Protector
-from holdfast.config import OnTrouble
 from holdfast.distributed.ranks import Ranks
-from holdfast.engine.coordination import AGREE_EVERY_SECONDS, RestoreTarget
+from holdfast.engine.coordination import AGREE_EVERY_SECONDS, Halt, RestoreTarget
 from holdfast.protocol.ids import parse_checkpoint_id
-from holdfast.protocol.wire import DataSkip
+from holdfast.protocol.orders import POLICY, DataSkip, OnTrouble
 from holdfast.save.saver import Saver
 from holdfast.store import Lineage
 from holdfast.telemetry.loss_watch import LossWatch
@@ -39,9 +38,15 @@ class TroubleRule:
         self._lineage = 0
         """Lineage whose trouble was reported or decided on."""
         self._target: RestoreTarget | None = None
+        self.halt: Halt | None = None
+        """What is due where restores have not helped, until `accept_halt` or `restarted`."""
         self._asked_at = self._retry_at = 0.0
         self._has_failed = False
         """The store could not be read when a decision was due, as was reported."""
+
+    def change(self, rule: OnTrouble) -> None:
+        """Follow another rule from now on; what was due by the one before is not."""
+        self._rule, self._target, self.halt = rule, None, None
 
     def report(self) -> None:
         """Report trouble of this rank to rank 0."""
@@ -62,7 +67,8 @@ class TroubleRule:
 
     def target(self) -> RestoreTarget | None:
         """Return the restore that is due, on rank 0, until `accept` or `restarted`."""
-        if self._target is not None or not self._is_open or time.monotonic() < self._retry_at:
+        is_due = self._is_open and self._rule.is_on and time.monotonic() >= self._retry_at
+        if self._target is not None or not is_due:
             return self._target
         trouble = self._first_trouble()
         if trouble is not None:
@@ -73,10 +79,14 @@ class TroubleRule:
         """Record that the restore is carried out: whether it succeeds or not, this lineage gets no other."""
         self._target = None
 
+    def accept_halt(self) -> None:
+        """Record that training is halted."""
+        self.halt = None
+
     def restarted(self, iteration: int) -> None:
         """Go on after a restore, whoever asked for it."""
         self._watch.restart(iteration)
-        self._target, self._lineage, self._has_failed = None, 0, False
+        self._target, self.halt, self._lineage, self._has_failed = None, None, 0, False
         self._retention.protect(Protector.TROUBLE, None)
 
     def _first_trouble(self) -> int | None:
@@ -141,5 +151,11 @@ class TroubleRule:
         self._target = RestoreTarget(good, uuid.uuid4().hex, skip=skip, trouble=trouble)
 
     def _give_up(self, trouble: int, why: str) -> None:
-        message = f"the loss is wrong from iteration {trouble:,} on, and the job goes on as it is: {why}"
+        then = self._rule.then if self._rule.mode == "restore" else "alert"
+        if then != "alert":
+            self.halt = Halt(then, POLICY)
+        follows = {"alert": "the job goes on as it is", "pause": "training is paused", "end": "training ends"}[
+            then
+        ]
+        message = f"the loss is wrong from iteration {trouble:,} on, and {follows}: {why}"
         self._reporter.notice("error", "trouble", message)

@@ -14,7 +14,7 @@ from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.save.history import History
 from holdfast.store import Attempt, Ending, Store
 from holdfast.store.records import newest_attempt
-from holdfast.system import processes, supervisor_channel
+from holdfast.system import process_facts, supervisor_channel
 from holdfast.telemetry.reporter import Reporter
 
 logger = logging.getLogger("holdfast")
@@ -127,7 +127,7 @@ def describe_running_predecessor(store: Store, job: str, attempt: int) -> str | 
         before = next((each for each in store.records(job, Attempt, attempt - 1) if each.number < attempt), None)
         if before is None or before.host != socket.gethostname() or before.pid == os.getpid():
             return None
-        if not processes.has_run_since(before.pid, before.started_at):
+        if not process_facts.has_run_since(before.pid, before.started_at):
             return None
         if any(each.attempt == before.number for each in store.records(job, Ending, before.number)):
             return None

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
+
+from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
+from holdfast.format import manifest as fmt
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.uint16: "U16",
@@ -40,4 +45,35 @@ def dtype_of_view(view: str) -> torch.dtype:
     found = _BY_NAME.get(view)
     if found is None:
         raise ValueError(f"this torch has no dtype {view!r}: restore with the torch that wrote it, or a newer one")
+    return found
+
+
+def shape_of(stored: fmt.Tensor) -> tuple[str, tuple[int, ...]]:
+    """Return the dtype and global shape of a stored tensor in torch."""
+    dtype, is_paired = _kind(stored.dtype, stored.view)
+    return dtype, stored.global_shape[:-1] if is_paired else stored.global_shape
+
+
+@functools.cache
+def _kind(dtype: str, view: str | None) -> tuple[str, bool]:
+    """Return the name of the torch dtype, and whether each element is stored as a pair."""
+    found = dtype_of(dtype, view)
+    return str(found), found in PAIRED
+
+
+def dtype_of(dtype: str, view: str | None) -> torch.dtype:
+    """Return the torch dtype of a stored tensor.
+
+    Raises:
+        IncompatibleCheckpoint: this torch has no dtype of that name.
+        DamagedCheckpoint: `dtype` cannot be viewed as `view`.
+    """
+    if view is None:
+        return DTYPES[dtype]
+    try:
+        found = dtype_of_view(view)
+    except ValueError as error:
+        raise IncompatibleCheckpoint(str(error)) from error
+    if found not in PAIRED and found.itemsize != 1:
+        raise DamagedCheckpoint(fmt.MANIFEST, f"a tensor stored as {dtype} cannot be viewed as {view}")
     return found

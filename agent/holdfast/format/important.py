@@ -17,7 +17,9 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from holdfast.format.encoding import EncodedBlock, Encoding
+from holdfast.format.encoding import CODEC, LAYERED, EncodedBlock, Encoding
+from holdfast.format.manifest import File, Manifest, tensors_of
+from holdfast.format.parity_file import RANGE_BYTES
 
 IMPORTANT_BYTES = {"F16": (2, 1), "BF16": (2, 1), "F32": (4, 1), "C64": (4, 1), "F64": (8, 2)}
 """Bytes of a number, or of a part of a complex one, and how many of them, from the most significant on, are
@@ -25,7 +27,7 @@ important. Each byte of any other dtype is; fp8 has its exponent in its only byt
 SMALL_BYTES = 4096
 """All bytes of a smaller tensor are important: step counters and scales cost nothing, and must be exact."""
 _RANGE = struct.Struct(">QQBB6x")
-RANGE_BYTES = _RANGE.size
+assert _RANGE.size == RANGE_BYTES
 
 Cut = Callable[[int, int], "memoryview | bytes"]
 """Returns a range of a file."""
@@ -53,6 +55,12 @@ class FileContents(NamedTuple):
     header_bytes: int
     tensors: Iterable[PlacedTensor]
     encoding: Encoding | None
+
+
+def contents_of(manifest: Manifest, file: File) -> FileContents:
+    """Return what a payload file consists of, which tells important bytes from others."""
+    tensors = (PlacedTensor(each.start, each.end, each.dtype) for each in tensors_of(manifest, file.name))
+    return FileContents(file.header_bytes, tensors, file.encoding)
 
 
 class ImportantRange(NamedTuple):
@@ -187,6 +195,8 @@ def _encoded(cut: Cut, tensors: Sequence[PlacedTensor], encoding: Encoding) -> I
         if block.stored_bytes == block.raw_bytes:
             for start, end, each in inside:
                 yield ImportantRange(stored + start, stored + end, *each.number)
+        elif encoding.codec not in (CODEC, LAYERED):  # any byte of what another package encoded may be important
+            yield ImportantRange(stored, stored + block.stored_bytes)
         else:
             yield from _planes(cut, block, stored, inside)
 

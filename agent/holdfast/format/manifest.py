@@ -17,7 +17,6 @@ import xxhash
 
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format.encoding import LAYERED, Encoding
-from holdfast.format.important import FileContents, PlacedTensor
 from holdfast.format.parity_file import ParityFile
 from holdfast.protocol.wire import LeftOutData, Origin
 from holdfast.retention import LoggedMetric
@@ -177,10 +176,13 @@ def hasher() -> xxhash.xxh3_128:
 
 def digest_tensor(data: memoryview) -> tuple[str, list[str] | None]:
     """Return (digest, chunks) of the bytes of a tensor, independent of its offset in the file."""
-    if len(data) <= CHUNK_BYTES:
-        return digest(data), None
-    chunks = [digest(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
-    return digest_of_chunks(chunks), chunks
+    starts = range(0, max(1, len(data)), CHUNK_BYTES)
+    return tensor_digests([digest(data[at : at + CHUNK_BYTES]) for at in starts])
+
+
+def tensor_digests(chunks: list[str]) -> tuple[str, list[str] | None]:
+    """Return the digest of a tensor, and those of its chunks if it has several."""
+    return (chunks[0], None) if len(chunks) == 1 else (digest_of_chunks(chunks), chunks)
 
 
 def digest_of_chunks(chunks: Sequence[str]) -> str:
@@ -235,6 +237,8 @@ class Shard(msgspec.Struct, frozen=True, gc=False):
     """One per dimension."""
 
 
+LARGE_BYTES = 1 << 20
+"""A tensor of at least this size may be written in part."""
 SMALL_BYTES = 64 << 10
 LINE_BYTES = 64
 """A cache line, to which the allocator of torch aligns tensors."""
@@ -312,9 +316,3 @@ def zeros(dimensions: int) -> tuple[int, ...]:
 
 def tensors_of(manifest: Manifest, file: str) -> Iterator[Tensor]:
     return (tensor for tensor in manifest.tensors if tensor.file == file)
-
-
-def contents_of(manifest: Manifest, file: File) -> FileContents:
-    """Return what a payload file consists of, which tells important bytes from others."""
-    tensors = (PlacedTensor(each.start, each.end, each.dtype) for each in tensors_of(manifest, file.name))
-    return FileContents(file.header_bytes, tensors, file.encoding)

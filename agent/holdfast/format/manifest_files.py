@@ -1,12 +1,12 @@
 """How the manifest of a checkpoint is stored. Does not import torch.
 
-    manifest.json                 what is known of the checkpoint, with the digest of each file below
-    structure-<digest>.json       for each rank: name, dtype, shape and place of its tensors
-    rank-<r>.index.json           for each rank: its files, the digests of its tensors, its state
+    manifest.json                       what is known of the checkpoint, with the digest of each file below
+    rank-<r>.structure-<digest>.json    for each rank: name, dtype, shape and place of its tensors
+    rank-<r>.index.json                 for each rank: its files, the digests of its tensors, its state
 
-Only several ranks have the last two: each rank writes its index next to its payload, and the structure is linked
-as long as it does not change. `manifest.json` of one rank contains both. It ends with the digest of all bytes
-before, so that it covers, by way of the digests in it, every byte of the checkpoint.
+Only several ranks have the last two: each rank writes its index next to its payload, and links its structure as
+long as it does not change. `manifest.json` of one rank contains both. It ends with the digest of all bytes before,
+so that it covers, by way of the digests in it, every byte of the checkpoint.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DIGEST_ENTRY = b',\n "manifest_digest": "%b"\n}\n'
 _FOUND_ENTRY = re.compile(DIGEST_ENTRY % b"([0-9a-f]{32})")
 _ENTRY_BYTES = len(DIGEST_ENTRY % bytes(32))
 _LAST = "manifest_digest"
-_ABSENT_IF_EMPTY = ("origin", "inexact", "left_out", "index", "ranks")
+_ABSENT_IF_EMPTY = ("origin", "inexact", "left_out", "structure", "index", "ranks")
 
 
 class TensorStructure(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -118,10 +118,12 @@ class StoredPart(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
 
 
-class RankEntry(StoredPart, frozen=True, kw_only=True):
-    """The index of one rank, and its files in short."""
+class RankEntry(StoredPart, frozen=True, kw_only=True, omit_defaults=True):
+    """The index of one rank, its structure, and its files in short."""
 
     files: list[FileSummary]
+    structure: StoredPart | None = None
+    """The file with the structure of the rank; absent if one file has those of all ranks."""
 
 
 class ManifestFile(CheckpointDescription, frozen=True, kw_only=True):
@@ -130,8 +132,8 @@ class ManifestFile(CheckpointDescription, frozen=True, kw_only=True):
     digest: str = DIGEST
     origin: Origin | None = None
     """The checkpoint that it is a copy of, in a forked job; otherwise absent."""
-    structure: Structure | StoredPart
-    """The structure of one rank, or the file with that of several ranks."""
+    structure: Structure | StoredPart | None = None
+    """The structure of one rank; absent where each rank has a file. Earlier versions wrote one file for all."""
     index: RankIndex | None = None
     """The index of the only rank; absent if there are several."""
     ranks: list[RankEntry] = field(default_factory=list)
@@ -174,9 +176,9 @@ T = TypeVar("T")
 M = TypeVar("M", ManifestFile, ManifestSummary)
 
 
-def structure_name(part: StoredPart) -> str:
-    """Return the name of the file with the structure of several ranks."""
-    return f"structure-{part.digest[:12]}.json"
+def structure_name(part: StoredPart, rank: int | None = None) -> str:
+    """Return the name of the file with the structure of a rank, or of all ranks."""
+    return f"{'' if rank is None else f'rank-{rank}.'}structure-{part.digest[:12]}.json"
 
 
 def index_name(rank: int) -> str:
@@ -189,10 +191,10 @@ def part_of(data: bytes) -> StoredPart:
     return StoredPart(size_bytes=len(data), digest=digest(data))
 
 
-def rank_entry(data: bytes, files: Sequence[File]) -> RankEntry:
+def rank_entry(data: bytes, structure: StoredPart, files: Sequence[File]) -> RankEntry:
     """Return the entry of a rank, whose index is `data`."""
-    part = part_of(data)
-    return RankEntry(size_bytes=part.size_bytes, digest=part.digest, files=list(map(summary_of, files)))
+    part, summaries = part_of(data), list(map(summary_of, files))
+    return RankEntry(size_bytes=part.size_bytes, digest=part.digest, files=summaries, structure=structure)
 
 
 def index_of(files: Sequence[File], tensors: Sequence[Tensor], state: dict[str, Any]) -> RankIndex:
@@ -221,9 +223,10 @@ def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
             first = None
 
 
-def encode_structure(structure: Structure) -> bytes:
-    """Encode as JSON, one line per tensor."""
-    return b"[%b]" % b",\n ".join(map(_lines, structure))
+def encode_structure(tensors: Sequence[TensorStructure]) -> bytes:
+    """Encode the structure of a rank as JSON, one line per tensor."""
+    lines = msgspec.json.Encoder().encode_lines(tensors)[:-1]
+    return b"[\n  %b\n ]" % lines.replace(b"\n", b",\n  ") if lines else b"[]"
 
 
 def encode_index(index: RankIndex) -> bytes:
@@ -236,7 +239,7 @@ def encode_manifest(manifest: ManifestFile) -> bytes:
     values = {name: getattr(manifest, name) for name in ManifestFile.__struct_fields__ if name != _LAST}
     entries = {name: _lines(value) for name, value in values.items() if value or name not in _ABSENT_IF_EMPTY}
     if isinstance(manifest.structure, list):
-        entries["structure"] = encode_structure(manifest.structure)
+        entries["structure"] = b"[%b]" % b",\n ".join(map(encode_structure, manifest.structure))
     body = b"{\n " + b",\n ".join(b'"%b": %b' % (name.encode(), data) for name, data in entries.items())
     return body + DIGEST_ENTRY % digest(body).encode()
 
@@ -291,8 +294,12 @@ def _decoded(kind: type[T], data: bytes, file: str, what: str) -> T:
 def parts_of(root: ManifestFile, only: int | None = None) -> dict[str, StoredPart]:
     """Return the files next to a manifest that have parts of it, by name; with `only`, of one rank."""
     parts = {structure_name(root.structure): root.structure} if isinstance(root.structure, StoredPart) else {}
-    indexes = {index_name(rank): part for rank, part in enumerate(root.ranks) if only in (None, rank)}
-    return parts | indexes
+    for rank, entry in enumerate(root.ranks):
+        if only in (None, rank):
+            parts[index_name(rank)] = entry
+            if entry.structure is not None:
+                parts[structure_name(entry.structure, rank)] = entry.structure
+    return parts
 
 
 def assemble(root: ManifestFile, files: Mapping[str, bytes], only: int | None = None) -> Manifest:
@@ -304,11 +311,8 @@ def assemble(root: ManifestFile, files: Mapping[str, bytes], only: int | None = 
     Raises:
         DamagedCheckpoint: the parts contradict each other.
     """
-    structure = root.structure
-    if isinstance(structure, StoredPart):
-        name = structure_name(structure)
-        structure = _decoded(Structure, files[name], name, "is not a structure")
     count = len(root.ranks) + (root.index is not None)
+    structure = _structures(root, files, only)
     if not len(structure) == count == root.world_size:
         counts = f"{len(structure)} structures and {count} indexes"
         raise DamagedCheckpoint(MANIFEST, f"has {counts} of {root.world_size} ranks")
@@ -324,6 +328,23 @@ def assemble(root: ManifestFile, files: Mapping[str, bytes], only: int | None = 
         rank_states={str(rank): state for rank, state in states.items() if state},
         origin=root.origin,
     )
+
+
+def _structures(root: ManifestFile, files: Mapping[str, bytes], only: int | None) -> Structure:
+    """Return the tensors of each rank; with `only`, of others none."""
+    if isinstance(root.structure, list):
+        return root.structure
+    if root.structure is not None:
+        name = structure_name(root.structure)
+        return _decoded(Structure, files[name], name, "is not a structure")
+    found: Structure = []
+    for rank, entry in enumerate(root.ranks):
+        if entry.structure is None:
+            break
+        name = structure_name(entry.structure, rank)
+        is_read = only in (None, rank)
+        found.append(_decoded(list[TensorStructure], files[name], name, "is not a structure") if is_read else [])
+    return found
 
 
 def _index(root: ManifestFile, rank: int, files: Mapping[str, bytes]) -> RankIndex:

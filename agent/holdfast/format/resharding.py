@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,18 +9,10 @@ from typing import NamedTuple
 
 import torch
 
-from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
+from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
-from holdfast.format.dtypes import DTYPES, PAIRED, dtype_of_view
-from holdfast.format.shards import shard_error
-
-
-class Region(NamedTuple):
-    """The part of a tensor that a rank holds."""
-
-    offsets: tuple[int, ...]
-    """Offsets in the global tensor, one per dimension."""
-    shape: tuple[int, ...]
+from holdfast.format.dtypes import DTYPES, shape_of
+from holdfast.format.shards import Region, shard_error
 
 
 class ShardCopy(NamedTuple):
@@ -93,7 +84,9 @@ def copies_for(stored: Sequence[fmt.Tensor], region: Region) -> list[ShardCopy]:
     )
     from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-    filled = [shard for shard in stored if math.prod(shard.shape)]
+    filled = [shard for shard in stored if _meets(shard, region)]  # the planner looks at each of many ranks
+    if not filled:
+        return []
     metadata = TensorStorageMetadata(
         TensorProperties(DTYPES[filled[0].dtype]),
         torch.Size(filled[0].global_shape),
@@ -109,35 +102,10 @@ def copies_for(stored: Sequence[fmt.Tensor], region: Region) -> list[ShardCopy]:
     return found
 
 
-def shape_of(stored: fmt.Tensor) -> tuple[str, tuple[int, ...]]:
-    """Return the dtype and global shape of a stored tensor in torch."""
-    dtype, is_paired = _kind(stored.dtype, stored.view)
-    return dtype, stored.global_shape[:-1] if is_paired else stored.global_shape
-
-
-@functools.cache
-def _kind(dtype: str, view: str | None) -> tuple[str, bool]:
-    """Return the name of the torch dtype, and whether each element is stored as a pair."""
-    found = dtype_of(dtype, view)
-    return str(found), found in PAIRED
-
-
-def dtype_of(dtype: str, view: str | None) -> torch.dtype:
-    """Return the torch dtype of a stored tensor.
-
-    Raises:
-        IncompatibleCheckpoint: this torch has no dtype of that name.
-        DamagedCheckpoint: `dtype` cannot be viewed as `view`.
-    """
-    if view is None:
-        return DTYPES[dtype]
-    try:
-        found = dtype_of_view(view)
-    except ValueError as error:
-        raise IncompatibleCheckpoint(str(error)) from error
-    if found not in PAIRED and found.itemsize != 1:
-        raise DamagedCheckpoint(fmt.MANIFEST, f"a tensor stored as {dtype} cannot be viewed as {view}")
-    return found
+def _meets(shard: fmt.Tensor, region: Region) -> bool:
+    """Return whether a shard has elements of a region."""
+    places = zip(shard.offsets, shard.shape, region.offsets, region.shape, strict=True)
+    return 0 not in shard.shape and all(a < b + length and b < a + side for a, side, b, length in places)
 
 
 def _as_stored(name: str, stored: fmt.Tensor, region: Region) -> Region:

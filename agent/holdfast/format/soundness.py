@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Sequence
@@ -110,6 +111,13 @@ def _gap(manifest: Manifest) -> str | None:
     return next((f"no tensor covers {file.name} from byte {at[file.name]:,} on" for file in short), None)
 
 
+@functools.lru_cache(maxsize=1 << 12)
+def _is_possible(shape: tuple[int, ...], item_bytes: int) -> bool:
+    """Return whether a tensor may have this shape; the shards of many ranks have the same."""
+    # empty tensors have strides as well
+    return min(shape, default=0) >= 0 and item_bytes * math.prod(side or 1 for side in shape) <= MOST_BYTES
+
+
 def _tensor_fault(tensor: Tensor, file: File | None, world_size: int) -> str | None:
     name, shape, size_bytes = tensor.name, tensor.shape, tensor.end - tensor.start
     item_bytes = ITEM_BYTES.get(tensor.dtype)
@@ -119,9 +127,8 @@ def _tensor_fault(tensor: Tensor, file: File | None, world_size: int) -> str | N
         return f"tensor {name} has the unknown dtype {tensor.dtype!r}"
     if not len(shape) == len(tensor.offsets) == len(tensor.global_shape) <= MOST_DIMENSIONS:
         return f"tensor {name} has shape {shape} at {tensor.offsets} of {tensor.global_shape}"
-    for sides in (shape, tensor.global_shape) if shape != tensor.global_shape else (shape,):
-        # empty tensors have strides as well
-        if any(side < 0 for side in sides) or item_bytes * math.prod(side or 1 for side in sides) > MOST_BYTES:
+    for sides in (shape, tensor.global_shape):
+        if not _is_possible(sides, item_bytes):
             return f"tensor {name} has the invalid shape {sides}"
     if not file.header_bytes <= tensor.start <= tensor.end <= file.raw_bytes:
         return f"tensor {name} is outside of {file.name}: bytes {tensor.start} to {tensor.end}"

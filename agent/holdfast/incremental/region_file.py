@@ -11,7 +11,8 @@ Does not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -20,10 +21,12 @@ from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.encoding import StoredLayer
 from holdfast.store.base import FileReader
-from holdfast.system.host_memory import available_bytes, fresh_memory
+from holdfast.system.host_memory import ThreadMemory, available_bytes, fresh_memory
 
 MAGIC = b"HFrows01"
 RUN_BYTES = 8
+PIECE_BYTES = 256 << 10
+"""Rows that are laid over at once: so much stays in the cache of a core."""
 Numbers = Any
 """A NumPy array of integers."""
 
@@ -65,83 +68,150 @@ def encode_region(tensors: Sequence[tuple[int, int, int, Numbers]], leaves: Sequ
     return [head, *(memoryview(each).cast("B") for each in runs), *leaves]
 
 
-class RegionLayer:
-    """A region file in memory."""
+@dataclass(frozen=True, slots=True)
+class RegionRows:
+    """The rows of one tensor in a region file."""
 
-    def __init__(self, tensors: Sequence[tuple[RegionTensor, Numbers, memoryview]]) -> None:
-        self._tensors = tensors
-        """Each tensor with the numbers of its leaves, in ascending order, and their bytes."""
+    tensor: RegionTensor
+    leaves: Numbers
+    """In ascending order."""
+    start: int
+    """Where their bytes are in the region file."""
+    end: int
+
+
+class RegionLayer:
+    """A region file, of which the numbers of the leaves are in memory.
+
+    Args:
+        read: returns the bytes of a range of the file, until the same thread calls it again.
+    """
+
+    def __init__(self, tensors: Sequence[RegionRows], read: Callable[[int, int], memoryview]) -> None:
+        self._tensors, self._read = tensors, read
+
+    @property
+    def rows(self) -> dict[int, tuple[int, int]]:
+        """How many leaves of each tensor it has, and their bytes, by where the tensor starts in the plain file."""
+        return {each.tensor.start: (len(each.leaves), each.end - each.start) for each in self._tensors}
 
     def lay_over(self, start: int, target: memoryview) -> None:
         """Replace the bytes that are in this file in a range of the plain file, which begins at `start`."""
         end = start + len(target)
-        for tensor, leaves, rows in self._tensors:
-            if start < tensor.end and tensor.start < end:
-                _lay_over(tensor, leaves, rows, start, target)
+        for each in self._tensors:
+            if start < each.tensor.end and each.tensor.start < end:
+                _lay_over(each, self._read, start, target)
+
+
+def require_memory(layers: Sequence[StoredLayer]) -> None:
+    """Raise MemoryError where region files do not fit into free memory: the kernel would kill training."""
+    size_bytes = sum(layer.size_bytes for layer in layers)
+    if size_bytes > available_bytes():
+        raise MemoryError(
+            f"{layers[-1].name} and those before it, {size_bytes:,} bytes, do not fit into free memory"
+        )
 
 
 def read_region(layer: StoredLayer, reader: FileReader) -> RegionLayer:
-    """Read and verify a region file. Raises DamagedCheckpoint, which names it, OSError and MemoryError."""
-    if reader.size_bytes != layer.size_bytes:
-        reason = f"is {reader.size_bytes:,} bytes long, not {layer.size_bytes:,}"
-        raise DamagedCheckpoint(layer.name, reason)
-    if layer.size_bytes > available_bytes():  # the kernel would kill training
-        raise MemoryError(f"{layer.name} of {layer.size_bytes:,} bytes does not fit into free memory")
+    """Read and verify a region file. Raises DamagedCheckpoint, which names it, and OSError."""
+    require_size(layer, reader)
     data = memoryview(fresh_memory(layer.size_bytes))[: layer.size_bytes]
     reader.read_into(0, data)
     if fmt.digest(data) != layer.digest:
         raise DamagedCheckpoint(layer.name, "does not match its digest")
-    return RegionLayer(list(_parse(layer.name, data)))
+
+    def read(start: int, end: int) -> memoryview:
+        return data[start:end]
+
+    return RegionLayer(list(_parse(layer, read)), read)
 
 
-def _parse(name: str, data: memoryview) -> Iterator[tuple[RegionTensor, Numbers, memoryview]]:
+def open_region(layer: StoredLayer, reader: FileReader, memory: ThreadMemory) -> RegionLayer:
+    """Return a region file whose rows are read when they are laid over; only its table is in memory.
+
+    Its digest is not computed: the digests of the tensors show damage. Raises as `read_region`.
+    """
+    require_size(layer, reader)
+
+    def read(start: int, end: int) -> memoryview:
+        found = memory.of_thread(end - start)
+        reader.read_into(start, found)
+        return found
+
+    return RegionLayer(list(_parse(layer, read)), read)
+
+
+def require_size(layer: StoredLayer, reader: FileReader) -> None:
+    """Raise DamagedCheckpoint where a region file has another size."""
+    if reader.size_bytes != layer.size_bytes:
+        reason = f"is {reader.size_bytes:,} bytes long, not {layer.size_bytes:,}"
+        raise DamagedCheckpoint(layer.name, reason)
+
+
+def _parse(layer: StoredLayer, read: Callable[[int, int], memoryview]) -> Iterator[RegionRows]:
     import numpy as np
 
-    at = 16 + int.from_bytes(data[8:16], "little")
-    if data[:8] != MAGIC or at > len(data):
+    name, size_bytes = layer.name, layer.size_bytes
+    start = bytes(read(0, min(16, size_bytes)))
+    at = 16 + int.from_bytes(start[8:16], "little")
+    if start[:8] != MAGIC or at > size_bytes:
         raise DamagedCheckpoint(name, "is not a region file")
     try:
-        tensors = msgspec.json.decode(data[16:at], type=list[RegionTensor])
+        tensors = msgspec.json.decode(read(16, at), type=list[RegionTensor])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DamagedCheckpoint(name, f"has no valid table: {error}") from None
     rows_at = at + RUN_BYTES * sum(each.runs for each in tensors)
     for each in tensors:
-        if each.runs < 0 or each.leaf_bytes < 1 or not 0 <= each.start <= each.end or rows_at > len(data):
+        if each.runs < 0 or each.leaf_bytes < 1 or not 0 <= each.start <= each.end or rows_at > size_bytes:
             raise DamagedCheckpoint(name, f"has the invalid entry {each}")
-        runs = np.frombuffer(data[at : at + RUN_BYTES * each.runs], "<u4").reshape(-1, 2).astype(np.int64)
+        runs = np.frombuffer(read(at, at + RUN_BYTES * each.runs), "<u4").reshape(-1, 2).astype(np.int64)
         at += RUN_BYTES * each.runs
         count = int(runs[:, 1].sum())
-        if (count - 1) * each.leaf_bytes > len(data):  # before memory for that many is allocated
+        if (count - 1) * each.leaf_bytes > size_bytes:  # before memory for that many is allocated
             raise DamagedCheckpoint(name, "is too short for its runs")
-        offsets = np.repeat(runs[:, 0] - np.cumsum(runs[:, 1]) + runs[:, 1], runs[:, 1])
-        leaves = offsets + np.arange(count)
-        size_bytes = count * each.leaf_bytes
+        leaves = runs[:, 0].copy()
+        if not (runs[:, 1] == 1).all():
+            leaves = np.repeat(leaves - np.cumsum(runs[:, 1]) + runs[:, 1], runs[:, 1]) + np.arange(count)
+        rows_bytes = count * each.leaf_bytes
         if count:
-            size_bytes -= max(0, each.start + (int(leaves[-1]) + 1) * each.leaf_bytes - each.end)
-            is_sorted = bool((np.diff(leaves) > 0).all())
+            rows_bytes -= max(0, each.start + (int(leaves[-1]) + 1) * each.leaf_bytes - each.end)
+            is_sorted = bool((leaves[1:] > leaves[:-1]).all())
             if not is_sorted or each.start + int(leaves[-1]) * each.leaf_bytes >= each.end:
                 raise DamagedCheckpoint(name, f"has runs outside of the tensor at {each.start:,}")
-        if rows_at + size_bytes > len(data):
+        if rows_at + rows_bytes > size_bytes:
             raise DamagedCheckpoint(name, "is too short for its runs")
-        yield each, leaves, data[rows_at : rows_at + size_bytes]
-        rows_at += size_bytes
-    if rows_at != len(data):
+        yield RegionRows(each, leaves, rows_at, rows_at + rows_bytes)
+        rows_at += rows_bytes
+    if rows_at != size_bytes:
         raise DamagedCheckpoint(name, "is longer than its runs")
 
 
-def _lay_over(tensor: RegionTensor, leaves: Numbers, rows: memoryview, start: int, target: memoryview) -> None:
+def _lay_over(region: RegionRows, read: Callable[[int, int], memoryview], start: int, target: memoryview) -> None:
     import numpy as np
 
-    size, end = tensor.leaf_bytes, start + len(target)
+    tensor, leaves, size = region.tensor, region.leaves, region.tensor.leaf_bytes
     first = int(np.searchsorted(leaves, max(0, start - tensor.start) // size))
-    last = int(np.searchsorted(leaves, -(-(min(end, tensor.end) - tensor.start) // size)))
+    end = min(start + len(target), tensor.end)
+    last = int(np.searchsorted(leaves, -(-(end - tensor.start) // size)))
+    at_once = max(1, PIECE_BYTES // size)
+    for at in range(first, last, at_once):
+        to = min(at + at_once, last)
+        rows = read(region.start + at * size, min(region.start + to * size, region.end))
+        _put(tensor, leaves[at:to], rows, start, target)
+
+
+def _put(tensor: RegionTensor, leaves: Numbers, rows: memoryview, start: int, target: memoryview) -> None:
+    """Put rows in their places, as far as they are in the range of the plain file that begins at `start`."""
+    import numpy as np
+
+    size, end = tensor.leaf_bytes, min(start + len(target), tensor.end)
     # leaves that only partly are in the range, or are shorter, are the first and the last ones
-    inner, inner_end = first, last
+    inner, inner_end = 0, len(leaves)
     while inner < inner_end and tensor.start + int(leaves[inner]) * size < start:
         inner += 1
-    while inner < inner_end and tensor.start + (int(leaves[inner_end - 1]) + 1) * size > min(end, tensor.end):
+    while inner < inner_end and tensor.start + (int(leaves[inner_end - 1]) + 1) * size > end:
         inner_end -= 1
-    for number in (*range(first, inner), *range(inner_end, last)):
+    for number in (*range(inner), *range(inner_end, len(leaves))):
         at = tensor.start + int(leaves[number]) * size
         row = rows[number * size : (number + 1) * size]
         opens, closes = max(at, start), min(at + len(row), end)
@@ -151,6 +221,9 @@ def _lay_over(tensor: RegionTensor, leaves: Numbers, rows: memoryview, start: in
     base = int(leaves[inner])
     at = tensor.start + base * size - start
     count = int(leaves[inner_end - 1]) - base + 1
+    if count == inner_end - inner:  # rows next to each other
+        target[at : at + count * size] = rows[inner * size : inner_end * size]
+        return
     whole = np.dtype((np.void, size))  # copied as a whole, in half the time
     out = np.frombuffer(target[at : at + count * size], whole)
     out[leaves[inner:inner_end] - base] = np.frombuffer(rows[inner * size : inner_end * size], whole)

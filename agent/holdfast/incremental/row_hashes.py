@@ -65,6 +65,11 @@ def hash_tree(data: torch.Tensor, leaf_bytes: int) -> HashTree:
     hashes = hash_rows(whole)
     if len(rest := data[whole.numel() :]):
         hashes = torch.cat([hashes, hash_rows(_padded(rest, leaf_bytes).view(1, leaf_bytes))])
+    return tree_over(hashes)
+
+
+def tree_over(hashes: torch.Tensor) -> HashTree:
+    """Build the tree over the hashes of leaves, of 64 bits each."""
     levels = [hashes]
     while len(levels[-1]) > 1:
         below = _padded(levels[-1], CHILDREN)

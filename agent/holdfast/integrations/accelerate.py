@@ -10,6 +10,7 @@ for epoch in range(session.epoch, epochs):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
@@ -26,6 +27,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from holdfast.data.loader import DataLoader
 from holdfast.integrations import reject_restore_in_place
 from holdfast.inventory.missing_state import unused_keyword
+from holdfast.learning_rate import GradientClip, scale_all
 from holdfast.session import Session
 
 _WAY_OUT = {
@@ -107,6 +109,8 @@ class AcceleratorSession(Session):
                 if not {id(item), wrappers.get(id(item))} & given:
                     objects[unused_keyword(name, objects | arguments)] = item
         super().__init__(job, **{"restorable_in_place": False} | objects | arguments)
+        scale_all(each.optimizer for each in accelerator._optimizers)
+        accelerator.clip_grad_norm_ = _ClippedGradients(accelerator, self)
 
     @property
     def epoch(self) -> int:
@@ -151,6 +155,22 @@ class AcceleratorSession(Session):
                 f"accelerator.prepare was called after the session was created: what it returned ({names}) is "
                 "in no checkpoint. Create the session after the last call",
             )
+
+
+class _ClippedGradients:
+    """`accelerator.clip_grad_norm_` with the norm that is in force."""
+
+    def __init__(self, accelerator: Any, session: Session) -> None:
+        before = accelerator.clip_grad_norm_
+        self._own: Any = (
+            before._own if isinstance(before, _ClippedGradients) else before
+        )  # of a session before this one
+        self._clip = GradientClip(session)
+
+    def __call__(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
+        in_force = self._clip.value(max_norm)
+        norm = max_norm if in_force == max_norm else in_force or math.inf
+        return self._own(parameters, norm, norm_type=norm_type)
 
 
 class LoaderEpochs:

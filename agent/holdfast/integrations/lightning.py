@@ -8,6 +8,8 @@ The end of an iteration is the end of `_TrainingEpochLoop.on_advance_end`. `on_t
 before that of the module and before a validation after this batch: a checkpoint taken there resumes without both.
 Lightning calls no callback later, so some methods of its loops are replaced while a module is fitted. Checked
 with Lightning 2.6.6.
+
+One module, since the callback and the replaced methods share the position in the loops.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ try:
     from lightning.pytorch.utilities.model_helpers import is_overridden
     from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-    from holdfast.integrations.lightning_state import TrainerState, recount_batches
+    from holdfast.integrations.lightning_state import ClippedGradients, TrainerState, recount_batches
 except ImportError as error:
     raise ImportError(
         f"lightning {pl.__version__} is not supported ({error}): install lightning 2.5.6 or 2.6.6, with which "
@@ -46,6 +48,7 @@ except ImportError as error:
 from holdfast.data.loader import DataLoader
 from holdfast.data.reachable import incomplete_state
 from holdfast.integrations import reject_common_names
+from holdfast.learning_rate import scale_all
 from holdfast.session import Session
 from holdfast.state.rng import restore_rng, rng_state
 
@@ -108,6 +111,7 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
         """Metrics at the end of the last iteration. Lightning keeps each until it is logged again."""
         self._rng: dict[str, Any] | None = None
         """Random state of the checkpoint, between a resume and the first batch."""
+        self._clip: ClippedGradients | None = None
 
     # Hooks of Lightning
 
@@ -122,6 +126,10 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
             self._replace(loop, "setup_data", functools.partial(self._begin_with_loaders, trainer))
         self._replace(loop.epoch_loop, "on_run_start", functools.partial(self._epoch_begins, trainer))
         self._replace(loop.epoch_loop, "on_advance_end", functools.partial(self._batch_ended, trainer))
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, *_: Any) -> None:
+        if self._clip is not None:
+            self._clip.begin(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # the iteration whose weights were validated has not ended yet
@@ -174,6 +182,7 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
 
     def _close_session(self, error: BaseException | None = None) -> None:
         session, self.session, self._rng, self._is_validated = self.session, None, None, False
+        self._clip = None
         if session is not None:
             session.__exit__(type(error) if error is not None else None, error, None)
 
@@ -185,6 +194,8 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
             loaders = _make_resumable(trainer)
             with _SigtermOwner(trainer):
                 self.session = Session(self.job, **self._settings | {"state": self._objects(trainer, loaders)})
+            scale_all(trainer.optimizers)
+            self._clip = ClippedGradients(self.session)
             if self.session.resume():
                 self._resumed(trainer, loaders)
             self._global_step, self._logged = trainer.global_step, _metrics(trainer)
@@ -253,6 +264,8 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
     def _step(self, trainer: pl.Trainer) -> None:
         if self.session is None:
             return
+        if self._clip is not None:
+            self._clip.end(trainer)
         if trainer.global_step == self._global_step:
             self._warn_without_updates(trainer)
             return

@@ -26,6 +26,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torchmetrics import Metric
 
 from holdfast.data.loader import DataLoader
+from holdfast.learning_rate import GradientClip
+from holdfast.session import Session
 
 _CONNECTOR = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics", "_first_loop_iter", "_current_fx")
 """Attributes of the logger connector: the values logged last, and its position in the epoch."""
@@ -257,3 +259,25 @@ def _on_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, list):
         return list(map(functools.partial(_on_device, device=device), value))
     return value
+
+
+class ClippedGradients:
+    """Lets a `Trainer` clip gradients to the norm in force, during an optimizer step."""
+
+    def __init__(self, session: Session) -> None:
+        self._clip = GradientClip(session)
+        self._own: tuple[Any] | None = None
+        """The setting of the Trainer, while the one in force is in its place."""
+
+    def begin(self, trainer: pl.Trainer) -> None:
+        """Put the norm in force in the place of the Trainer's, which checkpoints name."""
+        if self._own is not None:
+            return
+        own = trainer.gradient_clip_val
+        in_force = self._clip.value(own or 0.0)
+        if in_force != (own or 0.0):
+            self._own, trainer.gradient_clip_val = (own,), in_force or None
+
+    def end(self, trainer: pl.Trainer) -> None:
+        if self._own is not None:
+            (trainer.gradient_clip_val,), self._own = self._own, None

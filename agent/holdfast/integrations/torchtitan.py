@@ -32,8 +32,8 @@ class HoldfastCheckpointManager(CheckpointManager):  # type: ignore[misc]
     running copy in `maybe_wait_for_staging`, which torchtitan calls before each update.
 
     Raises:
-        ValueError: pipeline parallelism, CUDA graphs, or an option of torchtitan that Holdfast cannot follow; the
-            message names the option.
+        ValueError: CUDA graphs, or an option of torchtitan that Holdfast cannot follow; the message names the
+            option. Or different stages of a pipeline have parameters of the same name.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -54,9 +54,11 @@ class HoldfastCheckpointManager(CheckpointManager):  # type: ignore[misc]
         base_folder: str = "",
     ) -> None:
         trainer = states.get("train_state")
-        _require_supported(config, model_parts, trainer)
+        _require_supported(config, trainer)
         objects: dict[str, Any] = {name: _Stateful(each) for name, each in states.items()}
-        objects |= {"model": model_parts[0], "lr_scheduler": lr_schedulers}
+        # of a pipeline, each rank gives its stages, which keep the names of the full model
+        is_pipeline = _pipeline_degree(trainer) > 1 or len(model_parts) > 1
+        objects |= {"model": model_parts if is_pipeline else model_parts[0], "lr_scheduler": lr_schedulers}
         super().__init__(
             config,
             dataloader=dataloader,
@@ -77,9 +79,9 @@ class HoldfastCheckpointManager(CheckpointManager):  # type: ignore[misc]
         self._session = Session(job, **_with_objects(settings, objects))
         self._metrics: dict[str, Any] = {}
         if (processor := getattr(trainer, "metrics_processor", None)) is not None:
-            self._observe(processor)
+            self._observe(processor, trainer)
 
-    def _observe(self, processor: Any) -> None:
+    def _observe(self, processor: Any, trainer: Any) -> None:
         """Keep what torchtitan logs: the metrics of a step for its end, a validation as a mark."""
         log, log_validation = processor.log, processor.log_validation
 
@@ -87,7 +89,9 @@ class HoldfastCheckpointManager(CheckpointManager):  # type: ignore[misc]
             step: int, loss: float, max_loss: float, grad_norm: float, *args: Any, **options: Any
         ) -> None:
             more = options.get("extra_metrics") or {}
-            self._metrics = {"loss": loss, "grad_norm": grad_norm, **more}
+            # ranks without the last stage of a pipeline log a loss of -1: that of the last stage reaches rank 0
+            known = {"loss": loss} if getattr(trainer, "pp_has_last_stage", True) else {}
+            self._metrics = {**known, "grad_norm": grad_norm, **more}
             log(step, loss, max_loss, grad_norm, *args, **options)
 
         def observed_validation(loss: float, step: int, **options: Any) -> None:
@@ -140,7 +144,9 @@ class _LoaderPosition:
         self._loader = loader
 
     def state_dict(self) -> dict[str, Any]:
-        return {"degree": self._loader.dp_world_size, "position": StatefulDataLoader.state_dict(self._loader)}
+        loader = self._loader
+        position = StatefulDataLoader.state_dict(loader)
+        return {"degree": loader.dp_world_size, "rank": loader.dp_rank, "position": position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         loader = self._loader
@@ -149,6 +155,12 @@ class _LoaderPosition:
                 f"the checkpoint has a data-parallel degree of {state['degree']}, this job has "
                 f"{loader.dp_world_size}: torchtitan's loader cannot split its position; start with the same "
                 "degree"
+            )
+        if (rank := state.get("rank", loader.dp_rank)) != loader.dp_rank:
+            raise ValueError(
+                f"this rank reads the data of data-parallel rank {loader.dp_rank}, and would continue at the "
+                f"position of {rank}: the other degrees of parallelism place ranks otherwise than in the "
+                "checkpoint; start with the same context and tensor parallel degrees"
             )
         StatefulDataLoader.load_state_dict(loader, state["position"])
         # the iterator draws a seed for workers: a draw from the restored random state would change training
@@ -164,15 +176,14 @@ def _with_objects(settings: dict[str, Any], objects: dict[str, Any]) -> dict[str
     return settings | {"restorable_in_place": False, "state": objects | state}
 
 
-def _require_supported(config: Any, model_parts: list[nn.Module], trainer: Any) -> None:
+def _pipeline_degree(trainer: Any) -> int:
+    options = getattr(trainer, "config", None)
+    return int(getattr(getattr(options, "parallelism", None), "pipeline_parallel_degree", 1))
+
+
+def _require_supported(config: Any, trainer: Any) -> None:
     """Raise ValueError for what Holdfast cannot checkpoint."""
     options = getattr(trainer, "config", None)
-    degree = getattr(getattr(options, "parallelism", None), "pipeline_parallel_degree", 1)
-    if degree > 1 or len(model_parts) > 1:
-        raise ValueError(
-            f"parallelism.pipeline_parallel_degree={degree}: Holdfast does not support pipeline parallelism; set "
-            "it to 1, or remove holdfast.integrations.torchtitan.checkpointer from override.imports"
-        )
     if not getattr(getattr(options, "training", None), "disable_cuda_graphs", True):
         raise ValueError(
             "training.disable_cuda_graphs=False: Holdfast does not support CUDA graphs; set "

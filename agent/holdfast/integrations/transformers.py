@@ -6,6 +6,8 @@
 
 A callback cannot do this: the Trainer decides on the epoch and on the batches to skip before it calls any. Methods
 of the trainer are replaced on the instance instead.
+
+One module, since these methods share the position within the Trainer's loop.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from transformers.trainer_callback import ExportableState
 
 from holdfast.integrations import reject_common_names, reject_restore_in_place
 from holdfast.integrations.accelerate import ResumableSource, require_supported
+from holdfast.learning_rate import GradientClip, scale_all
 from holdfast.session import Session
 from holdfast.state.rng import restore_rng, rng_state
 
@@ -34,6 +37,10 @@ _PROGRESS = (
     *("best_metric", "best_global_step", "best_model_checkpoint"),
 )
 """Attributes of `TrainerState` that training changes, besides `log_history`. Others follow from the arguments."""
+_ROLLOUTS = ("_step", "_buffered_inputs")
+"""Attributes of TRL's trainers that generate data for several updates, such as `GRPOTrainer`."""
+_TRL_METRICS = "_metrics"
+"""Values since the last log of TRL's trainers, by mode and name."""
 _ARGUMENTS = ("max_steps", "num_train_epochs", "gradient_accumulation_steps", "max_grad_norm")
 _METHODS = (
     *("get_train_dataloader", "_init_training_state", "_prepare_for_training", "_run_epoch", "_load_rng_state"),
@@ -86,6 +93,9 @@ class TrainerAdapter:
         """Whether the Trainer evaluates and saves at the end of an epoch."""
         self._has_begun = False
         """Whether `train` has created a session."""
+        self._clip: GradientClip | None = None
+        self._own_max_grad_norm: float | None = None
+        """The Trainer's setting, while the one in force is in its place."""
         self._own = {name: getattr(trainer, name) for name in _METHODS}
         for name in _METHODS:
             setattr(trainer, name, getattr(self, name.lstrip("_")))
@@ -132,6 +142,9 @@ class TrainerAdapter:
         self._logs, self._evaluated, self._is_epoch_ending = {}, None, False
         settings = self._settings | {"restorable_in_place": False, "state": self._objects()}
         self.session, self._has_begun = Session(self._job, **settings), True
+        optimizer = self._trainer.optimizer
+        scale_all([getattr(optimizer, "optimizer", optimizer)])
+        self._clip = GradientClip(self.session)
         if not self.session.resume():
             return own  # type: ignore[no-any-return]
         self._source.resumed()
@@ -217,6 +230,18 @@ class TrainerAdapter:
         """Whether the Trainer has done an update that is no iteration of the session yet."""
         return self.session is not None and self._trainer.state.global_step > self.session.iteration
 
+    def update_begins(self) -> None:
+        """Let the Trainer clip gradients to the norm in force."""
+        if self.session is not None and self._clip is not None:
+            args = self._trainer.args
+            self._own_max_grad_norm = args.max_grad_norm
+            args.max_grad_norm = self._clip.value(args.max_grad_norm)
+
+    def gradients_clipped(self) -> None:
+        """Put the Trainer's setting back, which checkpoints name."""
+        if self._own_max_grad_norm is not None:
+            self._trainer.args.max_grad_norm, self._own_max_grad_norm = self._own_max_grad_norm, None
+
     def epoch_ends(self) -> None:
         self._is_epoch_ending = True
 
@@ -294,6 +319,8 @@ class _Position:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+        self.saved_attributes = _ROLLOUTS if vars(trainer).keys() >= set(_ROLLOUTS) else ()
+        """Attributes of the trainer that are in checkpoints as they are."""
         self.epoch = self.updates = 0
         """Epoch, and updates in it."""
         self.is_epoch_over = False
@@ -331,6 +358,8 @@ class _Position:
             "last_logged": getattr(trainer, "_globalstep_last_logged", 0),
             "first_step": getattr(trainer, "_initial_global_step", 0),
             "floating_point_operations": trainer.current_flos,
+            "rollouts": {name: vars(trainer)[name] for name in self.saved_attributes},
+            "metrics": {mode: dict(values) for mode, values in self._metrics_by_mode.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -340,6 +369,18 @@ class _Position:
             setattr(self._trainer.state, name, value)
         self._encoded = state["log_history"].splitlines()
         self._trainer.state.log_history = [json.loads(line) for line in self._encoded]
+        vars(self._trainer).update(state.get("rollouts", {}))
+        own = self._metrics_by_mode
+        for mode, values in state.get("metrics", {}).items():
+            if mode in own:
+                own[mode].update(values)
+
+    @property
+    def _metrics_by_mode(self) -> dict[str, dict[str, Any]]:
+        """The metrics of a trainer of TRL; empty for others, which may use the name for anything."""
+        found = vars(self._trainer).get(_TRL_METRICS)
+        is_by_mode = isinstance(found, dict) and all(isinstance(each, dict) for each in found.values())
+        return found if is_by_mode else {}
 
     def has_more_steps(self, max_steps: int) -> bool:
         """Whether the loaded job had reached its limit of updates, which is further now."""
@@ -387,6 +428,12 @@ class _LogCollector(TrainerCallback):  # type: ignore[misc]  # its class is Any 
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         self._adapter.logged(logs or {})
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._adapter.update_begins()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._adapter.gradients_clipped()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._adapter.epoch_ends()

@@ -7,6 +7,7 @@ of the last batch.
 from __future__ import annotations
 
 import collections
+import dis
 import enum
 import functools
 import inspect
@@ -16,10 +17,11 @@ import re
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch.utils.data import IterableDataset
 
 from holdfast.accelerators import is_accelerator
 from holdfast.state.references import CONTAINERS, attributes, container_type, entries, entry_name, length, slots
@@ -44,11 +46,11 @@ SAMPLE = 32
 """Number of elements of a large tensor or array that are compared, at its start and spread over it."""
 
 
-def _names(text: str) -> frozenset[str]:
+def split_names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-LIBRARIES = _names("""
+LIBRARIES = split_names("""
     holdfast torch torchvision torchaudio torchdata torchmetrics functorch triton lightning lightning_fabric
     lightning_utilities pytorch_lightning accelerate transformers tokenizers datasets huggingface_hub safetensors
     ignite deepspeed wandb mlflow tensorboard tensorboardX comet_ml neptune aim clearml tqdm rich numpy scipy
@@ -56,7 +58,7 @@ LIBRARIES = _names("""
     loguru prometheus_client structlog absl sqlalchemy requests urllib3 httpx pydantic fsspec jax msgspec zmq
 """)
 """Packages whose attributes are their own affair: their `state_dict()` has what matters."""
-IGNORED_WORDS = _names("""
+IGNORED_WORDS = split_names("""
     cache cached caches logs logged logger loggers logging history histories timer timers
     timestamp elapsed clock t0 tic fps throughput lock thread pbar tqdm writer
     warned warn warning warnings printed verbose debug hook hooks handle handles profiler
@@ -64,23 +66,29 @@ IGNORED_WORDS = _names("""
     compiled pid closed radam
 """)
 """`radam_buffer`: optimizers of the script with rectified Adam keep factors there that follow from the step."""
-RESULT_WORDS = _names("""
+RESULT_WORDS = split_names("""
     loss losses acc accuracy perplexity metric metrics output outputs logits attn
     attention attentions activation activations feature features grad grads pred preds prediction
     predictions score scores batch batches shape size bsz time times
 """)
 """Names for results of the last batch, unless another word says that they are carried on."""
-CARRIED_WORDS = _names(
+CARRIED_WORDS = split_names(
     "best prev previous ema avg average mean running sum total count moving buffered step steps"
 )
 NUMBERS = (bool, int, float, complex, str, bytes, type(None))
 _TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _NAMESPACES = ("SimpleNamespace", "Namespace")
 _MODULE_ATTRIBUTES = frozenset(vars(torch.nn.Module())) | {"_is_hf_initialized", "forward"}
-_OPTIMIZER_ATTRIBUTES = _names("""
+_OPTIMIZER_ATTRIBUTES = split_names("""
     state param_groups defaults _step_count _opt_called _step_supports_amp_scaling grad_scale found_inf step
     _need_device_dtype_check_for_fused _warned_capturable_if_run_uncaptured
 """)
+
+
+OF_LOADERS = "loader"
+"""Path of the datasets and collate functions of loaders, which begins with it."""
+_SETTINGS = split_names("p momentum dropout drop_prob")
+"""Attributes of modules of libraries that only a script changes, such as a dropout that it anneals."""
 
 
 def _cached(function: Callable[[type], T]) -> Callable[[type], T]:
@@ -221,7 +229,7 @@ def names_of_libraries(kind: type) -> frozenset[str]:
             names.update(vars(base))
             for member in vars(base).values():
                 names.update(_names_in(member))
-    return frozenset(names)
+    return frozenset(names - _SETTINGS if issubclass(kind, torch.nn.Module) else names)
 
 
 def _names_in(member: Any) -> Iterator[str]:
@@ -337,3 +345,49 @@ def children(value: Any) -> Iterator[tuple[Any, Any]]:
 def current_value(attribute: Attribute) -> Any:
     """Return the value that an attribute has now; `None` if it was removed."""
     return dict(_attributes(attribute.holder())).get(attribute.name)
+
+
+def parts_of_loaders(loaders: Iterable[Any]) -> dict[str, Any]:
+    """Return the datasets, also those within others, and collate functions that are objects of the script."""
+    found: dict[str, Any] = {}
+    for number, loader in enumerate(loaders, start=1):
+        if getattr(loader, "num_workers", 0):
+            continue  # the objects of this process do not change
+        root = f"{OF_LOADERS}{number if number > 1 else ''}"
+        parts: list[tuple[str, Any]] = [
+            (f"{root}.{name}", attributes(loader).get(name)) for name in ("dataset", "collate_fn")
+        ]
+        while parts and len(found) < MOST_OF_A_TYPE:
+            path, part = parts.pop(0)
+            if any(part is each for each in found.values()):
+                continue
+            package = _package(type(part))
+            if package == "torch":  # such as Subset and ConcatDataset
+                within = [(f"{path}.{name}", attributes(part).get(name)) for name in ("dataset", "datasets")]
+                parts += [each for each in within if each[1] is not None]
+            elif type(part) in (list, tuple) and path.endswith(".datasets") and len(part) <= MOST_ENTRIES:
+                parts += [(f"{path}[{place}]", each) for place, each in enumerate(part)]
+            elif isinstance(part, IterableDataset) or hasattr(type(part), "state_dict"):
+                continue  # its position is saved, or it is read again
+            elif package not in LIBRARIES and package not in sys.stdlib_module_names:
+                found[path] = part
+    return found
+
+
+@_cached
+def read_by(kind: type) -> frozenset[str]:
+    """Return the attributes that the methods of a type read, apart from where they change them."""
+    read: collections.Counter[str] = collections.Counter()
+    for base in kind.__mro__:
+        if _package(base) in LIBRARIES:
+            continue
+        for name, member in vars(base).items():
+            code = getattr(member, "__code__", None)
+            if name == "__init__" or code is None:
+                continue
+            for each in dis.get_instructions(code):
+                if each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                    read[each.argval] += 1
+                elif each.opname == "STORE_ATTR":
+                    read[each.argval] -= 1
+    return frozenset(name for name, count in read.items() if count > 0)

@@ -10,7 +10,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -19,12 +19,15 @@ import torch
 from holdfast.inventory.attribute_walk import (
     CONTAINER_DEPTH,
     NUMBERS,
+    OF_LOADERS,
     Attribute,
     AttributeWalk,
     children,
     current_value,
     describer_of,
     is_walked,
+    parts_of_loaders,
+    read_by,
     settled,
     words_of,
 )
@@ -110,8 +113,11 @@ class ChangingState:
         except Exception as error:  # objects of the script may behave in any way
             self._give_up(error)
 
-    def found(self, iteration: int) -> list[str]:
-        """Go on with a comparison after an iteration of this attempt; describe, once, what a comparison found."""
+    def found(self, iteration: int, loaders: Callable[[], Collection[Any]]) -> list[str]:
+        """Go on with a comparison after an iteration of this attempt; describe, once, what a comparison found.
+
+        `loaders` returns those whose positions are saved, and whose datasets are compared as well.
+        """
         try:
             if self._comparing is not None:
                 if self._comparing.done():
@@ -123,7 +129,7 @@ class ChangingState:
                 self._advance(SLICE_SECONDS)
             elif iteration >= self._next and self._first is not None:
                 self._next = SECOND_ITERATION if iteration < SECOND_ITERATION else iteration * FACTOR
-                self._walk = self._new_walk()
+                self._walk = self._new_walk(loaders())
                 self._advance(SLICE_SECONDS)
         except Exception as error:  # objects of the script may behave in any way
             self._give_up(error)
@@ -172,10 +178,10 @@ class ChangingState:
 
     # Captures
 
-    def _new_walk(self) -> AttributeWalk:
+    def _new_walk(self, loaders: Collection[Any] = ()) -> AttributeWalk:
         given = self._registry.given
         known = {id(each) for each in (*given.values(), *self._registry.objects.values())}
-        return AttributeWalk(self._roots(), known | self._generators)
+        return AttributeWalk(self._roots() | parts_of_loaders(loaders), known | self._generators)
 
     def _roots(self) -> dict[str, Any]:
         """Return the objects to compare, by keyword; of an adapter, the trainer and its callbacks."""
@@ -194,12 +200,19 @@ class ChangingState:
                 found[keyword] = item
         return found
 
+    def _saved_by_adapters(self) -> list[str]:
+        """Return the paths of attributes of a trainer that its adapter saves."""
+        objects = self._registry.objects.items()
+        return [f"{keyword}.{name}" for keyword, item in objects for name in getattr(item, "saved_attributes", ())]
+
     def _advance(self, seconds: float) -> None:
         assert self._walk is not None
         ends_at = time.perf_counter() + seconds
         if not self._walk.advance(lambda: time.perf_counter() >= ends_at):
             return
         now, self._walk = self._walk.found, None
+        for path in self._saved_by_adapters():
+            now.pop(path, None)
         first, last, self._last = self._first, self._last, now
         if first is None:
             self._first = now
@@ -227,6 +240,8 @@ class ChangingState:
             before, start = last.get(path), first.get(path)
             if before is None or _kind(attribute) in self._reported:
                 continue
+            if path.startswith(OF_LOADERS) and not _is_used_setting(attribute):
+                continue
             was, parts = before.parts, attribute.parts
             if number == 2 and was == parts and start is not None and _is_from_data(start.parts, parts, path):
                 was = start.parts
@@ -234,6 +249,15 @@ class ChangingState:
                 continue
             found.append(Change(path, attribute, _values(was.get(""), parts.get(""))))
         return found
+
+
+def _is_used_setting(attribute: Attribute) -> bool:
+    """Whether an attribute of a dataset or collate function is a number that its code reads to give samples."""
+    kind: Any = type(attribute.holder())
+    value = attribute.parts.get("")
+    is_number = value is not None and value[0] in ("bool", "int", "float")
+    is_set = attribute.name == "epoch" and hasattr(kind, "set_epoch")
+    return is_number and not is_set and attribute.name in read_by(kind)
 
 
 def _kind(attribute: Attribute) -> tuple[str, str]:

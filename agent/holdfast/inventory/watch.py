@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from torch.optim import Optimizer
@@ -13,9 +14,13 @@ from holdfast.data.loader import DataLoader
 from holdfast.data.reachable import lacking_states
 from holdfast.inventory.changing_state import ChangingState
 from holdfast.inventory.draws import DrawnBatches
+from holdfast.inventory.early_draws import EarlyDraws
+from holdfast.inventory.loop_counters import LoopCounters
 from holdfast.inventory.missing_state import missing
 from holdfast.inventory.unsaved_objects import UnsavedObjects
 from holdfast.state.registry import CapturedState, Registry
+
+logger = logging.getLogger("holdfast")
 
 
 class Inventory:
@@ -31,6 +36,11 @@ class Inventory:
         self._objects = UnsavedObjects(registry, self._stepped, self._drawn_from, known, self._known_loaders)
         self._changing = ChangingState(registry)
         self._draws = DrawnBatches()
+        self._counters, self._early = LoopCounters(), EarlyDraws()
+        self._epochs: list[int] | None = None
+        """Epochs of the loaders at the resume, while what the script's loop does after it is compared."""
+        self._seeds: str | None = None
+        """State of the random generators at the first start, if the checkpoint has it."""
         self._messages: list[tuple[str, str]] = []
         stepped = self._stepped
 
@@ -47,8 +57,48 @@ class Inventory:
         DataLoader.watched_by[:] = [each for each in DataLoader.watched_by if each is not self._drawn_from]
 
     def begin(self) -> None:
-        """Begin to compare attributes: training begins."""
+        """Begin to compare attributes: training begins. Called within `Session.resume` or `Session.batches`."""
         self._changing.begin()
+        if self._epochs is None:
+            self._early.begin()
+        else:
+            self._note(lambda: self._early.resumed(self._seeds))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next start compares with its own script. Called within `Session.step`."""
+        try:
+            return {"counters": self._counters.state_dict(), "seeds": self._early.state_dict()}
+        except Exception as error:  # source and objects of the script may be anything
+            logger.debug("the loop is not compared: %s: %s", type(error).__name__, error)
+            return {}
+
+    def before_resume(self) -> None:
+        """Look at the random state of the script, before it is restored."""
+        self._early.before_resume()
+
+    def restored(self, state: Mapping[str, Any], epochs: list[int], *, is_in_place: bool) -> None:
+        """Compare the script with that of a checkpoint that was restored.
+
+        Args:
+            state: the `state_dict` in the checkpoint; empty in older ones.
+            epochs: epochs of the loaders, in the order in which `compare_draws` gets them.
+        """
+        self._counters.restored(state.get("counters", {}), is_in_place=is_in_place)
+        self._epochs, self._seeds = epochs, state.get("seeds")
+
+    def _compare_loop(self, then: list[int], now: list[int]) -> None:
+        """Compare one of the first iterations after a restore."""
+        has_advanced = now != then if then and len(now) == len(then) else None
+        self._note(lambda: self._counters.iteration_ended(epoch_advanced=has_advanced))
+        self._note(lambda: self._early.iteration_ended(epoch_advanced=has_advanced))
+        if not (self._counters.is_waiting or self._early.is_waiting):
+            self._epochs = None
+
+    def _note(self, describe: Callable[[], list[str]]) -> None:
+        try:
+            self._messages += [("inventory", each) for each in describe()]
+        except Exception as error:  # source and objects of the script may be anything
+            logger.debug("the loop is not compared: %s: %s", type(error).__name__, error)
 
     def missing(self, saved: Collection[str]) -> list[str]:
         """Describe what the objects show that no checkpoint holds; `saved` are those of the resumed checkpoint."""
@@ -63,9 +113,20 @@ class Inventory:
         self._changing.captured(state)
 
     def compare_draws(
-        self, loaders: Collection[DataLoader], batches: int, *, is_resumed: bool, knows_loaders: bool
+        self,
+        loaders: Collection[DataLoader],
+        batches: int,
+        *,
+        is_resumed: bool,
+        knows_loaders: bool,
+        epochs: Callable[[], list[int]],
     ) -> None:
-        """Compare what the iteration that ends has drawn with others; see `DrawnBatches.iteration_ended`."""
+        """Compare the iteration that ends with others; see `DrawnBatches.iteration_ended`.
+
+        `epochs` returns the epochs of all loaders.
+        """
+        if self._epochs is not None:
+            self._compare_loop(self._epochs, epochs())
         knows_loaders = knows_loaders or bool(self._drawn_from or self._known_loaders)  # unsaved ones are named
         found = self._draws.iteration_ended(loaders, batches, is_resumed=is_resumed, knows_loaders=knows_loaders)
         self._messages += [("loader", each) for each in found]
@@ -84,5 +145,5 @@ class Inventory:
         if self._stepped or not is_known or self._objects.untrained.other is not None:
             messages += self._objects.found(loaders())
         if iteration >= self._changing.wakes_at:
-            messages += [("inventory", each) for each in self._changing.found(iteration)]
+            messages += [("inventory", each) for each in self._changing.found(iteration, loaders)]
         return messages

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.format import manifest as fmt
-from holdfast.format.shards import merge_ranks
+from holdfast.format.merged_ranks import merge_ranks
 from holdfast.save.completion_marker import CompletionMarker, markers_of
 from holdfast.save.draft import Draft, manifest_of
-from holdfast.save.two_phase_commit import require_agreement
+from holdfast.save.rank_votes import require_agreement
 
 
 @dataclass(frozen=True, slots=True)

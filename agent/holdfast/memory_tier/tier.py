@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.checkpoint import restore
-from holdfast.checkpoint.restore import LoadedCheckpoint, Regions
+from holdfast.checkpoint.restore import LoadedCheckpoint, Localize, Regions
 from holdfast.disabled import is_disabled
 from holdfast.distributed.ranks import Ranks
 from holdfast.errors import DamagedCheckpoint
@@ -27,11 +27,12 @@ from holdfast.save.host_buffers import Arena, free_slot_pages
 from holdfast.save.run import RunListener
 from holdfast.save.shared_buffers import SharedBuffer, claim, slots_in
 from holdfast.store import Attempt, Lineage, Store
-from holdfast.system import supervisor_channel
+from holdfast.system import supervisor_channel, supervisor_files
 from holdfast.telemetry.reporter import Reporter
 
 if TYPE_CHECKING:
     from holdfast.memory_tier.complete_snapshot import CompleteSnapshot
+    from holdfast.memory_tier.held_snapshots import HeldSnapshots
 
 NOTICE_CODE = "memory"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -145,7 +146,9 @@ class MemoryTier:
         """An earlier attempt may have left snapshots; only rank 0 knows for certain."""
         return bool(self._found) or self._ranks.world_size > 1
 
-    def load(self, found: MemoryCheckpoint, regions: Regions | None) -> LoadedCheckpoint:
+    def load(
+        self, found: MemoryCheckpoint, regions: Regions | None, localize: Localize = lambda manifest: manifest
+    ) -> LoadedCheckpoint:
         """Verify and load what this rank needs, as views of the shared memory.
 
         All ranks must apply it before any of them begins the next snapshot, which overwrites the memory.
@@ -171,7 +174,7 @@ class MemoryTier:
                 verify(marker, data, only=names)
                 return data
 
-        loaded = restore.load_from_memory(snapshot.manifest(), payload, rank=rank, regions=regions)
+        loaded = restore.load_from_memory(localize(snapshot.manifest()), payload, rank=rank, regions=regions)
         self._loaded = snapshot
         return loaded
 
@@ -200,6 +203,19 @@ class MemoryTier:
         draft = self._loaded.markers[self._ranks.rank].draft
         return self._arena(self._loaded), msgspec.structs.replace(draft, files=[], tensors=[])
 
+    @property
+    def _is_first_on_host(self) -> bool:
+        """This rank reports for its host."""
+        return self._ranks.leads
+
+    def held_snapshots(self) -> HeldSnapshots | None:
+        """Return what reports the snapshots in the memory of this host; None where another rank does."""
+        if self._folder is None or not self._is_first_on_host:
+            return None
+        from holdfast.memory_tier.held_snapshots import HeldSnapshots
+
+        return HeldSnapshots(self._folder, self._job)
+
     def report_start(self, committed: Sequence[str]) -> None:
         """Report a resume from memory, and why the tier is not used if there is a supervisor."""
         if not self._ranks.leads:
@@ -225,7 +241,7 @@ class MemoryTier:
 
     def free_unclaimed(self) -> None:
         """Free snapshots that no rank has claimed, once earlier attempts are fenced and cannot commit them."""
-        if self._ranks.leads:
+        if self._is_first_on_host:
             self._free_unclaimed_slots()
 
     def _free_unclaimed_slots(self) -> None:
@@ -285,8 +301,8 @@ def open_memory_tier(
         from holdfast.memory_tier.complete_snapshot import complete_snapshots_in  # only under a supervisor
 
         earlier = EarlierSnapshots(
-            supervisor_channel.published_attempt(folder),
-            supervisor_channel.published_uids(folder) - {uid},
+            supervisor_files.published_attempt(folder),
+            supervisor_files.published_uids(folder) - {uid},
             complete_snapshots_in(folder, job),
         )
         if reason is None and any(map(has_other_version, slots_in(folder))):

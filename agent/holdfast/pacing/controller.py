@@ -110,6 +110,11 @@ class Controller:
         self._replan()
 
     @property
+    def total_iterations(self) -> int | None:
+        """How many iterations the script says that the job is to have."""
+        return self.job_history.total_iterations
+
+    @property
     def settings(self) -> PacingSettings:
         return self._settings
 

@@ -139,7 +139,7 @@ class JobHistory:
         """As of the start of this attempt."""
         self._failed = 0
         self._ran_seconds = 0.0
-        self._total_iterations = total_iterations
+        self.total_iterations = total_iterations
         self._iteration = self._checkpoints = 0
         self._losses: LossRecord | None = None
 
@@ -165,7 +165,7 @@ class JobHistory:
         losses = self._losses
         progress = TrainingProgress(
             iteration=self._iteration,
-            total_iterations=self._total_iterations,
+            total_iterations=self.total_iterations,
             checkpoints=self._checkpoints,
             curve=losses.curve if losses is not None else None,
             why_no_curve=losses.why_none if losses is not None else "no loss is logged",

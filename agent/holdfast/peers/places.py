@@ -83,8 +83,10 @@ def unusable_reason(places: Sequence[RankPlace]) -> str | None:
     for rank, place in enumerate(places):
         if place.unusable is not None:
             return f"snapshots will not survive a crash, because of rank {rank} on {place.host}: {place.unusable}"
-    for machine in dict.fromkeys(place.machine for place in places):
-        here = [place for place in places if place.machine == machine]
+    by_machine: dict[str, list[RankPlace]] = {}
+    for place in places:
+        by_machine.setdefault(place.machine, []).append(place)
+    for here in by_machine.values():
         if len({place.supervisor for place in here}) > 1:
             return (
                 f"snapshots will not survive a crash, because the {len(here)} ranks on {here[0].host} do not run "

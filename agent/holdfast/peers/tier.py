@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.checkpoint import restore
-from holdfast.checkpoint.restore import LoadedCheckpoint, Regions
+from holdfast.checkpoint.restore import LoadedCheckpoint, Localize, Regions
 from holdfast.distributed.ranks import Ranks
 from holdfast.errors import DamagedCheckpoint, HoldfastError
 from holdfast.format import manifest as fmt
@@ -55,10 +55,12 @@ from holdfast.save.draft import Draft
 from holdfast.save.host_buffers import Arena, free_slot_pages
 from holdfast.save.shared_buffers import SharedBuffer, claim
 from holdfast.store import Store
-from holdfast.system import supervisor_channel
+from holdfast.system import io_pool, supervisor_channel, supervisor_files
 from holdfast.system.host_memory import fresh_memory
 from holdfast.telemetry.reporter import Reporter
 
+MARKERS_AT_ONCE = 8
+"""Completion markers of other ranks that are read at the same time."""
 KEPT = 1
 """Own snapshots that stay complete while the next one is copied and sent."""
 
@@ -113,17 +115,16 @@ class PeerMemoryTier(MemoryTier):
             if is_usable(each.uid, each.position)
         ]
 
-    def load(self, found: MemoryCheckpoint, regions: Regions | None) -> LoadedCheckpoint:
+    def load(
+        self, found: MemoryCheckpoint, regions: Regions | None, localize: Localize = lambda manifest: manifest
+    ) -> LoadedCheckpoint:
         """Verify and load what this rank needs, of a snapshot of any number of ranks."""
         snapshot = next(each for each in self._snapshots if (each.id, each.folder) == (found.id, found.folder))
         self._hosts_read = set()
         rank = self._ranks.rank
         own = self._own_part(snapshot) if len(snapshot.sources) == self._ranks.world_size else None
-        markers = [
-            own if own is not None and each == rank else self._marker(snapshot, each)
-            for each in range(len(snapshot.sources))
-        ]
-        complete = CompleteSnapshot(tuple(markers))
+        markers = self._markers(snapshot, own)
+        complete = CompleteSnapshot(markers)
         part_of = {marker.draft.files[0].name: marker for marker in markers}
 
         def payload(file: fmt.File, names: Collection[str]) -> memoryview:
@@ -132,7 +133,7 @@ class PeerMemoryTier(MemoryTier):
                 return self._arena(complete).bytes(marker.draft.size_bytes)
             return self._payload(snapshot, marker, names)
 
-        loaded = restore.load_from_memory(complete.manifest(), payload, rank=rank, regions=regions)
+        loaded = restore.load_from_memory(localize(complete.manifest()), payload, rank=rank, regions=regions)
         self._loaded = complete
         return loaded
 
@@ -154,10 +155,10 @@ class PeerMemoryTier(MemoryTier):
                 f"read parts of the snapshot from the memory of {hosts} on ranks {', '.join(ranks)}",
             )
 
-    def free_unclaimed(self) -> None:
+    @property
+    def _is_first_on_host(self) -> bool:
         rank = self._ranks.rank
-        if all(place.machine != self._places[rank].machine for place in self._places[:rank]):
-            self._free_unclaimed_slots()
+        return all(place.machine != self._places[rank].machine for place in self._places[:rank])
 
     def close(self, head: str | None) -> None:
         self._disconnect()
@@ -201,6 +202,19 @@ class PeerMemoryTier(MemoryTier):
                 self._used(source)
                 return CompletionMarker(marker.draft, arena.slot.number)
         raise self._nowhere(snapshot, self._ranks.rank)
+
+    def _markers(
+        self, snapshot: DistributedSnapshot, own: CompletionMarker | None
+    ) -> tuple[CompletionMarker, ...]:
+        """Read the completion markers of all parts, several at a time, since most come from other hosts."""
+        ranks = range(len(snapshot.sources))
+        found = {} if own is None else {own.draft.rank: own}
+
+        def read(rank: int) -> None:
+            found[rank] = self._marker(snapshot, rank)
+
+        io_pool.share_out(read, [rank for rank in ranks if rank not in found], MARKERS_AT_ONCE)
+        return tuple(found[rank] for rank in ranks)
 
     def _marker(self, snapshot: DistributedSnapshot, rank: int) -> CompletionMarker:
         """Read the completion marker of another rank's part."""
@@ -349,7 +363,7 @@ def _place(
     return RankPlace(
         machine=machine_id(), host=platform.node(), supervisor=str(folder) if folder is not None else None,
         address=address, port=port, token=token, uid=uid,
-        published_uids=sorted(supervisor_channel.published_uids(folder)) if folder is not None else [],
+        published_uids=sorted(supervisor_files.published_uids(folder)) if folder is not None else [],
         parts=list(_held_parts(folder, job)) if folder is not None else [], unusable=problem,
     )  # fmt: skip
 

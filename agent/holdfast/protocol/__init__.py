@@ -1,7 +1,6 @@
 """What agents, servers and clients exchange, as msgspec structs.
 
-`messages` are what an agent sends and receives; `jobs`, `timeline`, `questions` and `administration` are what
-the HTTP API answers. `retention` parses retention rules, which agents apply and servers preview. A field that a
-later version adds has a default, so that an earlier peer can still be decoded. May import `pacing`; knows
-neither torch nor the server.
+`wire` and `orders` are what an agent sends and receives; `jobs`, `fleet`, `timeline`, `analyses` and
+`administration` are answers of the HTTP API. A field that a later version adds has a default, so that messages of
+an earlier one can still be decoded. May import `pacing`; uses neither torch nor the server.
 """

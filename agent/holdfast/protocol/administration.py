@@ -11,7 +11,12 @@ AlertState = Literal["firing", "acknowledged", "silenced", "resolved"]
 AlertFilter = Literal["open", "firing", "acknowledged", "silenced", "resolved", "all"]
 """Open: not resolved."""
 DeliveryState = Literal["waiting", "delivered", "failed"]
-LimitUnit = Literal["seconds", "iterations", "gpu_hours", "times_budget", "checkpoints", "spreads", ""]
+LimitUnit = Literal[
+    "seconds", "iterations", "gpu_hours", "times_budget", "checkpoints", "spreads", "percent", ""
+]  # fmt: skip
+
+
+ApprovalState = Literal["waiting", "approved", "declined", "expired"]
 
 
 class Alert(Struct, kw_only=True, frozen=True):
@@ -43,6 +48,30 @@ class Alert(Struct, kw_only=True, frozen=True):
     silenced_by: str | None = None
     resolved_at: float | None = None
     resolved_why: str | None = None
+    group_id: int | None = None
+    """Number of the alert that opened its group: the alerts of a group are sent as one message."""
+
+
+class AlertStep(Struct, kw_only=True, frozen=True):
+    """One step in the course of an alert."""
+
+    at: float
+    state: Literal["began", "fired", "acknowledged", "silenced", "unsilenced", "comment", "sent", "resolved"]
+    who: str | None = None
+    """Person or key, of what one did; of a message, the name of its channel."""
+    text: str = ""
+
+
+class AlertDetails(Struct, kw_only=True, frozen=True):
+    """An alert with its course."""
+
+    alert: Alert
+    runbook: str
+    """URL of what to do about alerts of its rule; empty if there is none."""
+    steps: list[AlertStep]
+    """Its course, oldest first."""
+    group: list[Alert]
+    """The other alerts of its group, which are sent in the same messages."""
 
 
 class AlertRule(Struct, kw_only=True, frozen=True):
@@ -66,6 +95,10 @@ class AlertRule(Struct, kw_only=True, frozen=True):
     """Delay between the start of a violation and the alert."""
     jobs: str
     """Pattern of job names, with the wildcards * and ?."""
+    runbook: str = ""
+    """URL of what to do about its alerts; empty if there is none."""
+    fired_7d: int = 0
+    """Number of its alerts in the last 7 days, in a list of rules."""
     changed_at: float | None = None
     changed_by: str | None = None
     """User name; `None` for an unchanged built-in rule."""
@@ -82,6 +115,10 @@ class AlertChannel(Struct, kw_only=True, frozen=True):
     target: str
     """Mail addresses, or the host of the URL."""
     least_severity: Severity
+    owner: str = ""
+    """Pattern of the owners of jobs whose alerts it receives; empty for any."""
+    labels: dict[str, str] = {}
+    """Patterns of the labels of these jobs by name."""
     enabled: bool
     created_at: float
     created_by: str
@@ -140,6 +177,21 @@ class NewToken(Struct, kw_only=True, frozen=True):
 
     token: str
     listed: Token
+
+
+class Approval(Struct, kw_only=True, frozen=True):
+    """A request about a protected job, which a second person has to approve."""
+
+    id: str
+    job: str
+    what: str
+    """What is done if it is approved, as in `restore 000000001200-1`."""
+    who: str
+    created_at: float
+    expires_at: float
+    state: ApprovalState
+    decided_by: str | None = None
+    decided_at: float | None = None
 
 
 class AuditEntry(Struct, kw_only=True, frozen=True):

@@ -18,6 +18,7 @@ Bucket = Literal[
     "checkpoint_slowdown",
     "data_fetch",
     "barrier",
+    "paused",
     "restoring",
     "starting",
     "lost",
@@ -77,6 +78,12 @@ class RankInfo(Struct, kw_only=True, frozen=True):
     straggler: bool
     cause: str
     """Main cause of a straggler's difference; empty for other ranks."""
+    host: str = ""
+    """Where it runs; empty if unknown."""
+    device: str = ""
+    """Its accelerator, such as `NVIDIA H200, cuda:3`."""
+    scheduler_job: str = ""
+    """The scheduler's job in words, such as `Slurm job 4711`."""
 
 
 class RankTimes(Struct, kw_only=True, frozen=True):
@@ -99,6 +106,48 @@ class RankTimes(Struct, kw_only=True, frozen=True):
     stragglers: list[int]
     ranks: list[RankInfo]
     """Slowest first."""
+
+
+RecoveryPlace = Literal["memory", "peers", "local", "store"]
+"""`memory`: of the hosts. `peers`: of them without any one. `local`: a directory that is copied to the store."""
+
+
+class RecoverySource(Struct, kw_only=True, frozen=True):
+    """One of the places that a start looks for a snapshot or checkpoint in, and the newest one there."""
+
+    place: RecoveryPlace
+    name: str
+    """The place in words."""
+    failure: str
+    """What may fail without the loss of this place, as in `any one host is lost`."""
+    checkpoint: str | None
+    """Id of the newest complete snapshot or durable checkpoint there."""
+    iteration: int | None
+    resumes_from: int
+    """Iteration from which the job then goes on: of this place, or of one below; 0: from the start."""
+    loses: int
+    """Iterations that are then trained again."""
+    note: str = ""
+    """Why nothing is there, or where it is."""
+
+
+class HostRecovery(Struct, kw_only=True, frozen=True):
+    """A host of the job, and what the memory of the others holds."""
+
+    host: str
+    iteration: int | None
+    """Iteration of the newest snapshot that is complete without this host."""
+
+
+class Recovery(Struct, kw_only=True, frozen=True):
+    """Where a job would go on from if it ended now."""
+
+    job: str
+    iteration: int
+    sources: list[RecoverySource]
+    """In the order in which a start looks, the nearest first."""
+    hosts: list[HostRecovery]
+    """The hosts that reported what their memory holds, those first whose loss costs most."""
 
 
 class ReportRetentionChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -213,3 +262,5 @@ class RestorePreview(Struct, kw_only=True, frozen=True):
     """Wrong loss that the restore repeats unless something is changed, as in `the spike at 301`; empty if none."""
     repeats_at: int | None = None
     """Iteration of that loss."""
+    batches_an_iteration: int = 0
+    """Batches that each iteration takes; 0: not known, or they differ."""

@@ -25,7 +25,10 @@ MAX_ANNOTATION = 300
 """Longest text of an annotation in characters."""
 TIMES_END = 253_402_300_800.0
 """Start of the year 10000, from which calendars cannot name a time."""
+MAX_TENSOR_NAME = 1000  # characters
 MAX_SECONDS = 1e10
+MAX_HELD = 256
+"""Snapshots, and parts of one, in the memory of a host: a supervisor has fewer slots."""
 MAX_TEXT = 4000
 """Characters of a text."""
 MAX_NAME = 200
@@ -94,6 +97,7 @@ MeasuredSeconds = Annotated[float | None, _measured(is_duration)]
 MeasuredTime = Annotated[float | None, _measured(is_time), _TimeField]
 Text = Annotated[str, Fit(_cut_text)]
 OptionalText = Annotated[str | None, Fit(_cut_text)]
+TwoTexts = Annotated[list[str], Fit(lambda texts: [text[:MAX_TEXT] for text in texts[:2]])]
 Texts = Annotated[dict[str, str], texts_of(MAX_ENTRIES)]
 """Texts by name."""
 Figures = Annotated[dict[str, float], Fit(lambda entries: dict(_figures(entries)))]
@@ -103,6 +107,53 @@ MeasuredFigures = Annotated[
     Fit(lambda entries: {name: value for name, value in _figures(entries) if 0 <= value <= MAX_NUMBER}),
 ]
 """Numbers by name; one that was not measured, or that is too large, is left out."""
+
+
+class RankCheckpointTimes(Struct, kw_only=True, frozen=True):
+    """The times of one rank for its part of a checkpoint."""
+
+    rank: int
+    snapshot_seconds: float
+    stall_seconds: float
+    persist_seconds: float
+    """Time to write its part, without waiting for other ranks."""
+
+    @property
+    def is_valid(self) -> bool:
+        times = (self.snapshot_seconds, self.stall_seconds, self.persist_seconds)
+        return 0 <= self.rank <= MAX_INTEGER and all(map(is_duration, times))
+
+
+class ChangedTensor(Struct, kw_only=True, frozen=True):
+    """A tensor of which an incremental checkpoint stores rows, in addition to files that it links.
+
+    A row is what is compared as a whole: small rows are grouped, and large ones are cut into parts.
+    """
+
+    name: str
+    rows: Count
+    row_bytes: Count
+    changed_rows: Count
+    """Rows that changed since the checkpoint before."""
+    stored_rows: Count
+    """Rows that it wrote: those, and rows of earlier files that it does not link."""
+    size_bytes: Count
+    """Size of the tensor."""
+
+    @property
+    def is_valid(self) -> bool:
+        return len(self.name) <= MAX_TENSOR_NAME
+
+
+class HeldSnapshot(Struct, kw_only=True, frozen=True):
+    """The parts of a snapshot that the memory of a host holds."""
+
+    id: CheckpointId
+    origin: Annotated[str, Meta(max_length=64)] = ""
+    """Identifies who took it, and when: parts of another origin belong to another snapshot."""
+    world_size: Count = 1
+    ranks: Annotated[list[Count], Meta(max_length=MAX_HELD)] = []
+    """Ranks whose parts these are."""
 
 
 def fit(message: Struct) -> None:

@@ -20,22 +20,41 @@ class JobFilter(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """Who launched the newest attempt."""
     labels: list[str] = []
     """Labels that all match: `name` for any value, or `name: value`."""
+    archived: bool = False
+    """Whether to select the archived jobs instead of the others."""
 
 
-BulkAction = Literal["checkpoint", "pause", "resume", "budget", "write_budget", "acknowledge"]
+BulkAction = Literal[
+    "checkpoint",
+    "pause",
+    "resume",
+    "pause_training",
+    "continue_training",
+    "budget",
+    "write_budget",
+    "on_trouble",
+    "acknowledge",
+    "archive",
+    "unarchive",
+    "delete",
+]
 
 
 class BulkChange(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """One change of several jobs, which are named or selected by a filter."""
 
     action: BulkAction
-    """Take a checkpoint now, pause or resume checkpoints, set a budget, or acknowledge the firing alerts."""
+    """Take a checkpoint now, pause or resume checkpoints, pause or continue training, set a budget or the
+    reaction to wrong losses, acknowledge the firing alerts; archive jobs that have ended, take them out of the
+    archive, or delete them with all data on the server."""
     jobs: list[str] | UnsetType = UNSET
     filter: JobFilter | UnsetType = UNSET
     budget: float | str | None = None
     """New budget as a fraction, or text such as "2%"; `None`: back to the script's budget."""
     write_budget: float | str | None = None
     """New write budget in bytes per second, or text such as "2TB/day"; `None`: back to the script's."""
+    on_trouble: str | None = None
+    """New reaction to wrong losses, such as `observe`; `None`: back to the script's."""
     preview: bool = False
     """Whether to change nothing, and only answer which jobs would be changed."""
 
@@ -73,5 +92,7 @@ class Fleet(Struct, kw_only=True, frozen=True):
     """Number of jobs on all pages."""
     counts: dict[JobStatus, int]
     """Number of jobs by status, before filtering by status."""
+    archived: int = 0
+    """Number of archived jobs that match otherwise, which a list leaves out unless it asks for them."""
     projects: list[str]
     """Projects that the caller may view, before filtering by project."""

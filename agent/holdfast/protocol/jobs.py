@@ -19,6 +19,7 @@ from holdfast.protocol.wire import (
     DataSkip,
     Desired,
     IntervalDecision,
+    LeftOutData,
     OrderState,
     RestoreMode,
     StallKind,
@@ -47,6 +48,9 @@ class CheckpointInfo(CheckpointFacts, kw_only=True, frozen=True):  # type: ignor
     """Id of the checkpoint whose degraded restore its state descends from."""
     copy_place: CopyPlace | None = None
     """Where it is, if the store behind a drained directory has it."""
+    verified: str | None = None
+    """What its last verification found, `sound` or `damaged`, in lists of checkpoints; `None`: not verified."""
+    verified_at: MeasuredTime = None
 
     @property
     def is_kept_for_alert(self) -> bool:
@@ -378,7 +382,30 @@ class JobSummary(Struct, kw_only=True, frozen=True):
     lineages: int
     inexact: str | None = None
     """Id of the checkpoint whose degraded restore the state of this lineage descends from."""
+    on_trouble: str = ""
+    """What the newest attempt does when its loss is wrong; empty if unknown."""
+    left_out: tuple[LeftOutData, ...] = ()
+    """Data that restores left out on the way to the state of this lineage, oldest first."""
     verdict: Verdict | None = None  # None from an older server
+    training_paused_at: float | None = None
+    """Since when training is paused on request, or `None`; of a job that has ended: as it ended."""
+    training_paused_by: str | None = None
+    protected: bool = False
+    """Whether restores, pauses, ends and values need the approval of a second person."""
+    total_iterations: int | None = None
+    """Number of the last iteration, as the script or its loader says; `None` if unknown."""
+    remaining_seconds: float | None = None
+    """Estimated time to the last iteration at the rate of the newest ones; `None` unless the job trains."""
+    tokens_per_second: float | None = None
+    """Over the newest iterations, on all ranks; `None` unless the script reports tokens."""
+    samples_per_second: float | None = None
+    """The same for samples; `None` unless the loader knows them."""
+
+    @property
+    def progress(self) -> float | None:
+        """Share of the iterations that are done; `None` if their number is unknown."""
+        total = self.total_iterations
+        return min(1.0, self.iteration / total) if total else None
 
     @property
     def has_ended(self) -> bool:
@@ -448,7 +475,9 @@ class DesiredChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
     """Time after which `every` expires. UNSET or `None`: never."""
     paused: bool | UnsetType = UNSET
     retention: str | UnsetType | None = UNSET
-    """Retention rules: any of `last 5, every 1000, spaced 12, best 3 by val_loss, size 200GB, per lineage`."""
+    """Retention rules, such as `last 5, every 1000`."""
+    on_trouble: str | UnsetType | None = UNSET
+    """What to do when the loss is wrong: `off`, `observe`, `restore`, or `restore 3 in 2000 then pause`."""
     checkpoint_request: bool | UnsetType = UNSET
     """Whether to take a checkpoint now."""
     probe_request: bool | UnsetType = UNSET

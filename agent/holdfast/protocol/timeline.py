@@ -215,6 +215,20 @@ class LastGoodInfo(Struct, kw_only=True, frozen=True):
     """Id of the checkpoint; `None` if none from before the trouble is left."""
 
 
+class PauseInfo(Struct, kw_only=True, frozen=True):
+    """A time in which training was paused."""
+
+    at: float
+    ended_at: float | None
+    """`None` while it lasts, and where its attempt ended without a report."""
+    iteration: int
+    """Iteration after which training was paused."""
+    lineage: int
+    abandoned: bool = False
+    """Whether a restore has replaced the iteration."""
+    who: str
+
+
 class MachineSeries(Struct, kw_only=True, frozen=True):
     """Samples of a rank's machine on one lineage, as columns. A bucket has the number of its last iteration."""
 
@@ -273,6 +287,8 @@ class Timeline(Struct, kw_only=True, frozen=True):
     """Newest annotations in the window, of people and of the script, oldest first."""
     troubles: list[TroubleInfo] = []
     """Newest alerts about iterations, oldest first."""
+    pauses: list[PauseInfo] = []
+    """Newest pauses of training, oldest first."""
     last_good: LastGoodInfo | None = None
     """The checkpoint to go back to; `None` if the loss is not wrong."""
     machine: MachineTimeline | None = None

@@ -5,9 +5,8 @@ has committed it. They long-poll `Desired` (`GET /api/v1/jobs/{job}/desired`). B
 that adjacent versions are compatible; an incompatible change increments `PROTOCOL`.
 
 Times named `at` are seconds since the Unix epoch on the sender's clock, for display only: messages are ordered by
-(attempt, sequence) and (lineage, iteration).
-
-One module, since adjacent versions of agent and server must agree about all of it.
+(attempt, sequence) and (lineage, iteration). One module, since adjacent versions of agent and server must agree
+about all of it.
 """
 
 from __future__ import annotations
@@ -17,13 +16,14 @@ from typing import Annotated, Literal
 import msgspec
 
 from holdfast.protocol.field_types import (
-    MAX_INTEGER,
-    MAX_ITERATION,
+    MAX_HELD,
     Attempt,
+    ChangedTensor,
     CheckpointId,
     Count,
     Figures,
     Fit,
+    HeldSnapshot,
     Iteration,
     JobName,
     Lineage,
@@ -33,30 +33,32 @@ from holdfast.protocol.field_types import (
     MeasuredTime,
     Number,
     OptionalText,
+    RankCheckpointTimes,
     Seconds,
     Text,
     Texts,
     Time,
-    is_duration,
+    TwoTexts,
     texts_of,
 )
+from holdfast.protocol.orders import DataSkip as DataSkip
+from holdfast.protocol.orders import HaltReport, TrainingOrder
+from holdfast.protocol.store_shares import StoreReport, StoreShare
+from holdfast.protocol.values import ValueChange, ValueReport
 
 PROTOCOL = 2  # version 2 added columns as bytes, lanes and gaps
 DEFAULT_PORT = 7117
 MAX_PINS = 64  # per job
-MOST_RANK_SPANS = 32
-"""Ranks reported per checkpoint, slowest first."""
-MAX_LABELS = 16
-"""Labels per job; each name and value has at most 64 characters."""
+MOST_RANK_SPANS = 32  # reported per checkpoint, slowest first
+MAX_LABELS = 16  # per job; each name and value has at most 64 characters
+MAX_CHANGED_TENSORS = 100  # reported per checkpoint, those with most bytes first
 MAX_OPEN_VERIFICATIONS = 8  # per job
-MAX_REPORTED_TENSORS = 2000
-"""Tensors reported per verification, the largest ones."""
+MAX_REPORTED_TENSORS = 2000  # per verification, the largest ones
 MAX_EVENTS = 5000  # per batch
 MAX_GAPS = 1000  # per batch
 MAX_UID = 100  # characters
-MAX_CHECKPOINTS = 100_000
+MAX_CHECKPOINTS = 100_000  # of a store: every tenth of a million iterations
 MAX_LEFT_OUT = 10_000  # per lineage
-"""Most checkpoints of a store: every tenth of a million iterations."""
 PLAUSIBLE_STEP = 1_000
 """How far a reported attempt or lineage number may exceed the largest known one."""
 SUPERVISOR_RANK = 1 << 20
@@ -97,9 +99,12 @@ ConfigurationSection = Literal["configuration", "environment"]
 SupervisorState = Literal["restarting", "gave_up", "stopped", "ended"]
 """Stopped: by a signal to the supervisor. Ended: with the exit status 0 of the script."""
 
-INTENDED_ENDS = ("finished", "interrupted", "preempted", "forked", "relaunched", "SystemExit")
+INTENDED_ENDS = ("finished", "interrupted", "preempted", "forked", "relaunched", "ended", "SystemExit")
 """Intended ends, as attempts report them; any other is the exception that ended the attempt."""
-REQUESTED_EXITS = ("killed by SIGINT", "killed by SIGTERM", "exit status 143", "exit status 79", "exit status 0")
+REQUESTED_EXITS = (
+    "killed by SIGINT", "killed by SIGTERM", "exit status 143", "exit status 79", "exit status 77",
+    "exit status 0",
+)  # fmt: skip
 """Exits, as supervisors report them, of attempts that were asked to end, mostly by a scheduler."""
 
 
@@ -152,11 +157,13 @@ class AttemptStarted(TrainingEvent, kw_only=True, tag="attempt_started"):
     versions: Texts = {}
     owner: Text = ""
     labels: Texts = {}
+    stores: TwoTexts = []
+    """Addresses of the store and, where that is a drained directory, of the store behind it."""
 
 
 class AttemptFinished(TrainingEvent, kw_only=True, tag="attempt_finished"):
     reason: Text
-    """`finished`, `interrupted` or the exception that ended the loop."""
+    """`finished`, `interrupted`, `ended` by an order, or the exception that ended the loop."""
 
 
 class Origin(msgspec.Struct, kw_only=True, frozen=True):
@@ -198,21 +205,6 @@ class LineageStarted(TrainingEvent, kw_only=True, tag="lineage_started"):
     """First iteration with a wrong loss, where the job's rule `on_trouble` restored; `None` otherwise."""
 
 
-class RankCheckpointTimes(msgspec.Struct, kw_only=True, frozen=True):
-    """The times of one rank for its part of a checkpoint."""
-
-    rank: int
-    snapshot_seconds: float
-    stall_seconds: float
-    persist_seconds: float
-    """Time to write its part, without waiting for other ranks."""
-
-    @property
-    def is_valid(self) -> bool:
-        times = (self.snapshot_seconds, self.stall_seconds, self.persist_seconds)
-        return 0 <= self.rank <= MAX_INTEGER and all(map(is_duration, times))
-
-
 class CheckpointFacts(TrainingEvent, kw_only=True):
     """The fields of a checkpoint that agents report and servers return."""
 
@@ -239,6 +231,10 @@ class CheckpointFacts(TrainingEvent, kw_only=True):
     """Free space in the store once it was durable; `None` if unknown, as for an object store."""
     ranks: Annotated[list[RankCheckpointTimes], Fit(lambda ranks: [each for each in ranks if each.is_valid])] = []
     """Times of the slowest ranks, at most `MOST_RANK_SPANS`, for a durable checkpoint of several ranks."""
+    changed: Annotated[list[ChangedTensor], Fit(lambda changed: [each for each in changed if each.is_valid])] = []
+    """Tensors of rank 0 of which it stores only rows; empty unless it is incremental, and for a base."""
+    metrics: Figures = {}
+    """`loss`, the newest one when it was taken; empty if the script logs none."""
 
 
 class Checkpoint(CheckpointFacts, kw_only=True, tag="checkpoint"):
@@ -267,14 +263,14 @@ class IntervalDecision(TrainingEvent, kw_only=True, tag="paced"):
     pending: Text = ""  # what a change of the interval waits for
     profile: MeasuredFigures = {}
     """The fields of `holdfast.pacing.Profile` that have been measured."""
-    spread: Figures = {}
-    """Median absolute deviation of these figures, by field."""
-    mtbf_seconds: MeasuredSeconds = None
-    """Mean time between failures, if the script states it."""
-    write_bytes_per_second: MeasuredNumber = None
-    """The write budget in force."""
+    spread: Figures = {}  # median absolute deviation of these figures, by field
+    mtbf_seconds: MeasuredSeconds = None  # mean time between failures, if the script states it
+    write_bytes_per_second: MeasuredNumber = None  # the write budget in force
     max_unsaved_seconds: MeasuredSeconds = None
     """Work that a failure may lose, as far as both budgets allow."""
+    total_iterations: Count | None = None  # as the script or its loader says
+    samples_per_iteration: MeasuredNumber = None  # of all ranks together
+    epoch_iterations: Count | None = None  # iterations of an epoch, as the loader says
 
 
 class DesiredStateApplied(TrainingEvent, kw_only=True, tag="applied"):
@@ -302,6 +298,10 @@ class RestoreModeReport(TrainingEvent, kw_only=True, tag="restores"):
     """Why it cannot restore in place."""
     start_seconds: MeasuredSeconds = None
     """Time from the start of the processes to the first iteration, if measured: the cost of a restart."""
+    on_trouble: Text = ""
+    """The rule about wrong losses in force."""
+    batches_an_iteration: Count = 0
+    """Batches that each iteration takes; 0: not known, or they differ."""
 
 
 CopyPlace = Literal["both", "behind"]
@@ -329,10 +329,8 @@ class TensorNorms(msgspec.Struct, kw_only=True):
 
     name: list[str] = []
     elements: IntegerColumn = []
-    norm: Numbers = []
-    """L2 norm."""
-    largest: Numbers = []
-    """Largest absolute value."""
+    norm: Numbers = []  # L2 norm
+    largest: Numbers = []  # largest absolute value
     nan: IntegerColumn = []
     inf: IntegerColumn = []
     other_norm: Numbers = []
@@ -432,8 +430,7 @@ class MachineSample(msgspec.Struct, kw_only=True, omit_defaults=True, tag="machi
     iteration: Iteration
     gpu_share: MeasuredNumber = None
     """Share of the last second or less in which the rank's GPU was busy; 1 is all of it."""
-    gpu_memory_bytes: MeasuredNumber = None
-    """Memory of the GPU in use, by all processes."""
+    gpu_memory_bytes: MeasuredNumber = None  # memory of the GPU in use, by all processes
     cpu_share: MeasuredNumber = None
     """Use of the CPUs of the host; 1 is all of them."""
     process_cpu_cores: MeasuredNumber = None
@@ -452,6 +449,23 @@ class MachineSample(msgspec.Struct, kw_only=True, omit_defaults=True, tag="machi
 
 MACHINE_METRICS = tuple(field.name for field in msgspec.structs.fields(MachineSample) if field.default is None)
 """Names of the measured fields of a `MachineSample`."""
+
+
+class MemoryReport(msgspec.Struct, kw_only=True, tag="memory"):
+    """What the memory of a host holds; sent by the first rank there after each change."""
+
+    at: Time
+    host: Text
+    snapshots: Annotated[list[HeldSnapshot], msgspec.Meta(max_length=MAX_HELD)] = []
+
+
+class RankPlace(msgspec.Struct, kw_only=True, tag="rank_place"):
+    """Where a rank runs, with its device and its scheduler's job in words; sent at the start of an attempt."""
+
+    at: Time
+    host: Text
+    device: Text = ""
+    scheduler_job: Text = ""
 
 
 class AnnotationReport(TrainingEvent, kw_only=True, tag="annotation"):
@@ -485,7 +499,12 @@ Event = (
     | ConfigurationReport
     | OutputReport
     | SupervisorReport
+    | MemoryReport
+    | RankPlace
+    | StoreReport
     | AnnotationReport
+    | HaltReport
+    | ValueReport
     | Notice
 )
 
@@ -520,30 +539,6 @@ class Ack(msgspec.Struct, kw_only=True):
     """Version of the desired state, for agents behind a proxy that cuts long polls."""
 
 
-class DataSkip(msgspec.Struct, kw_only=True, frozen=True):
-    """Data that a restore is to leave out: `batches`, or those of all iterations up to `to_iteration`."""
-
-    batches: Annotated[int, msgspec.Meta(ge=1, le=MAX_INTEGER)] | None = None
-    to_iteration: Iteration | None = None
-    loader: Count | None = None
-    """Number of the loader, in the order of first use; `None`: the only one."""
-
-
-def skip_of(batches: int | None, to_iteration: int | None, iteration: int, loader: int | None) -> DataSkip | None:
-    """Return the data that a restore to `iteration` leaves out; None for none. ValueError: it makes no sense."""
-    if not batches and not to_iteration:
-        if loader is not None:
-            raise ValueError("leave out data of a loader: give the number of batches as well")
-        return None
-    if batches and to_iteration:
-        raise ValueError("leave out a number of batches, or all up to an iteration, not both")
-    if to_iteration and to_iteration <= iteration:
-        raise ValueError(f"leave out the data up to an iteration after {iteration:,}, not up to {to_iteration:,}")
-    if not 0 <= (batches or 0) <= MAX_INTEGER or (to_iteration or 0) > MAX_ITERATION or (loader or 0) < 0:
-        raise ValueError("leave out a number of batches from 1 on, of a loader from 0 on")
-    return DataSkip(batches=batches or None, to_iteration=to_iteration or None, loader=loader)
-
-
 class RestoreOrder(msgspec.Struct, kw_only=True, frozen=True):
     id: str
     checkpoint: str
@@ -572,8 +567,7 @@ class Desired(msgspec.Struct, kw_only=True, frozen=True):
 
     version: Count = 0
     budget: float | None = None
-    write_bytes_per_second: float | None = None
-    """The write budget."""
+    write_bytes_per_second: float | None = None  # the write budget
     max_unsaved_seconds: float | None = None
     """Work that a failure may lose, as far as both budgets allow."""
     policy: str | None = None
@@ -583,18 +577,24 @@ class Desired(msgspec.Struct, kw_only=True, frozen=True):
     paused: bool = False
     retention: str | None = None
     """Retention rules, as `holdfast.retention` parses them."""
-    checkpoint_request: Count = 0
-    """Number of requests for a checkpoint so far."""
-    probe_request: Count = 0
-    """Number of requests to profile data loading so far."""
-    restore: RestoreOrder | None = None
-    """The open restore request, if there is one."""
+    on_trouble: str | None = None
+    """What to do about wrong losses, as `holdfast.protocol.orders` parses it."""
+    checkpoint_request: Count = 0  # number of requests for a checkpoint so far
+    probe_request: Count = 0  # number of requests to profile data loading so far
+    restore: RestoreOrder | None = None  # the open restore request
+    training: TrainingOrder | None = None
+    """The newest order to pause, continue or end training."""
     pins: tuple[str, ...] | None = None
     """Ids of pinned checkpoints, at most `MAX_PINS`; `None`: not set here, and the store's pins apply."""
     alert_pins: tuple[str, ...] = ()
     """Those of `pins` that only open alerts keep. They change without a new version, as they are no settings."""
     verify: tuple[VerifyRequest, ...] = ()
     """Open verification requests, oldest first, at most `MAX_OPEN_VERIFICATIONS`; processed one at a time."""
+    values: tuple[ValueChange, ...] = ()
+    """Changes of values that the agent has not applied yet, oldest first."""
+    shares: tuple[StoreShare, ...] | None = None
+    """What the job may write to stores that operators limit; `None`: the server knows no limits of stores."""
+    share_number: Count = 0  # increases whenever `shares` change, which makes no version
     latest_attempt: int = 0
     latest_lineage: int = 0
     """Highest numbers that the server knows: not reused where the store was deleted; see `PLAUSIBLE_STEP`."""

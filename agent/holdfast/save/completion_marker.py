@@ -69,13 +69,17 @@ def read_marker(slot: SharedBuffer) -> CompletionMarker | None:
 
 def decode_marker(content: bytes, number: int) -> CompletionMarker | None:
     """Decode the content of the marker of a slot; None if it is damaged, or of another version."""
-    digest, data = content[len(_MAGIC) : _DATA_AT], content[_DATA_AT:]
+    data = marked_content(content)
     try:
-        if not content.startswith(_MAGIC) or bytes.fromhex(fmt.digest(data)) != digest:
-            return None
-        return CompletionMarker(_drafts.decode(data), number)
+        return None if data is None else CompletionMarker(_drafts.decode(data), number)
     except msgspec.MsgspecError:
         return None
+
+
+def marked_content(content: bytes) -> bytes | None:
+    """Return the description in the content of a marker; None if it is damaged, or of another version."""
+    digest, data = content[len(_MAGIC) : _DATA_AT], content[_DATA_AT:]
+    return data if content.startswith(_MAGIC) and bytes.fromhex(fmt.digest(data)) == digest else None
 
 
 def has_other_version(slot: SharedBuffer) -> bool:

@@ -7,18 +7,21 @@ marker, and with the parts of all ranks it becomes the manifest.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import field
 
 from holdfast.format import manifest as fmt
+from holdfast.format.encoding import CODEC
 from holdfast.format.manifest import Shard, TensorRange
 from holdfast.format.manifest_files import ManifestFile, RankEntry, index_of, structure_of
 from holdfast.format.parity_file import ParityCode
-from holdfast.format.shards import MergedRanks, RankShard
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.protocol.wire import CheckpointKind
+
+if TYPE_CHECKING:
+    from holdfast.format.merged_ranks import MergedRanks, RankShard
 
 
 class Draft(fmt.CheckpointDescription, frozen=True, kw_only=True):
@@ -35,7 +38,11 @@ class Draft(fmt.CheckpointDescription, frozen=True, kw_only=True):
     parity: ParityCode | None = None
     """Strength of the parity files to write; `None` for none."""
     compress: bool = False
-    """Whether files are encoded as byte planes where that makes them smaller."""
+    """Whether files are encoded where that makes them smaller."""
+    transform: str = CODEC
+    """Name of the file transform that encodes them."""
+    bytes_per_second: float = 0.0
+    """Rate of what each rank writes at most; 0: no limit."""
 
     # completed by the copy
     state: dict[str, Any] = field(default_factory=dict)
@@ -62,7 +69,7 @@ class Draft(fmt.CheckpointDescription, frozen=True, kw_only=True):
     tensors: list[fmt.Tensor] = field(default_factory=list)
     """Digest and place of each tensor, in the order of `slots`."""
     index: RankEntry | None = None
-    """The index of the rank; `None` if this process writes all of the checkpoint."""
+    """The index and the structure of the rank; `None` if this process writes all of the checkpoint."""
     encode_seconds: float = 0.0
     """Part of the write in which files were encoded."""
     not_linked: str | None = None
@@ -79,6 +86,8 @@ class Draft(fmt.CheckpointDescription, frozen=True, kw_only=True):
     @property
     def part(self) -> RankShard:
         """What this rank stored, once it is written."""
+        from holdfast.format.merged_ranks import RankShard
+
         file, *more = self.files
         return RankShard(rank=self.rank, file=file, tensors=self.tensors, state=self.state, more_files=more)
 

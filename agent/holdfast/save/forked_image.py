@@ -1,15 +1,18 @@
 """A copy-on-write image of memory of this process, and the forked child that writes it to files.
 
 After CRUM (Garg, Mohan, Sullivan, Cooperman, CLUSTER 2018). The other threads do not exist in the child, and what
-they held stays locked there. So the child calls the kernel, the digest of memory, and nothing else: no torch, no
-logging, no allocation beyond small objects. It leaves by `os._exit`, so that no handler and no finalizer runs.
+they held stays locked there. So the child calls the kernel, digests and hashes of memory, and nothing else: no
+torch, no logging, no allocation beyond small objects. It leaves by `os._exit`, so that no handler and no finalizer
+runs.
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
 import errno
 import gc
+import itertools
 import os
 import re
 import select
@@ -20,6 +23,8 @@ import time
 import warnings
 from collections.abc import Sequence
 from typing import NoReturn
+
+import xxhash
 
 from holdfast.errors import HoldfastError
 from holdfast.format.manifest import CHUNK_BYTES, digest
@@ -33,13 +38,17 @@ END_SECONDS = 5.0
 PARENT_POLL_SECONDS = 0.5
 """How often an idle child checks that its parent lives; one that writes checks before each block."""
 WRITE_BYTES = 4 << 20
+LEAVES_AT_ONCE = 4096
 NICENESS = 5
 """Training runs first, but a child at 10, as background threads have, took five times as long as a copy."""
 _THREADS = r"This process .*is multi-threaded"
 """How a warning of Python 3.12 and later begins, about forks beside threads: the child waits for none of them."""
+WRITE, HASH, READ = b"W", b"H", b"R"
+_REQUEST = struct.Struct("=cqq")
+"""What to do, a number, and how many integers of 8 bytes follow: positions in a file, sizes or ranges."""
+_INTEGER_BYTES = 8
 _STATUS = struct.Struct("=i")
-_PLACE = struct.Struct("=q")
-_DIGEST_BYTES = 16
+_DIGEST_BYTES, _HASH_BYTES = 16, 8
 
 
 class ImageLost(HoldfastError):
@@ -61,28 +70,69 @@ class ForkedImage:
         self.changed_bytes = 0
         """How much of the memory the parent had changed when the last file was written."""
 
-    def write(self, fd: int, at: int) -> list[list[str]]:
-        """Write the ranges back to back from `at` on; return the digests of the chunks of each.
+    def write(self, fd: int, at: int, which: Sequence[int] | None = None) -> list[list[str]]:
+        """Write ranges back to back from `at` on; return the digests of the chunks of each.
+
+        Args:
+            which: numbers of the ranges; by default all.
 
         Raises:
             ImageLost: the child was killed, or has not the memory of this process.
             OSError: the file could not be written.
         """
+        which = range(len(self._ranges)) if which is None else which
+        counts = [-(-(end - start) // CHUNK_BYTES) for start, end in (self._ranges[each] for each in which)]
+        reply = self._ask(WRITE, at, which, _DIGEST_BYTES * sum(counts), fd)
+        chunks = iter(_digests(reply))
+        return [[next(chunks) for _ in range(count)] for count in counts]
+
+    def hash_leaves(self, leaf_bytes: Sequence[int], seed: int) -> tuple[list[list[str]], list[memoryview]]:
+        """Return the digests of the chunks of each range, and the hashes of its leaves, of 8 bytes each.
+
+        Args:
+            leaf_bytes: size of the leaves of each range; the last one of a range may be shorter.
+            seed: of the hash.
+
+        Raises ImageLost.
+        """
+        sizes = [end - start for start, end in self._ranges]
+        digest_bytes = [_DIGEST_BYTES * -(-size // CHUNK_BYTES) for size in sizes]
+        hash_bytes = [_HASH_BYTES * -(-size // leaf) for size, leaf in zip(sizes, leaf_bytes, strict=True)]
+        reply = self._ask(HASH, seed, leaf_bytes, sum(digest_bytes) + sum(hash_bytes))
+        parts, at = list[memoryview](), 0
+        for size in itertools.chain.from_iterable(zip(digest_bytes, hash_bytes, strict=True)):
+            parts.append(reply[at : at + size])
+            at += size
+        return [_digests(each) for each in parts[::2]], parts[1::2]
+
+    def read(self, number: int, parts: Sequence[tuple[int, int]]) -> memoryview:
+        """Return the bytes of parts of a range, of which `number` is the number. Raises ImageLost.
+
+        Args:
+            parts: where each part starts and ends in the range.
+        """
+        size_bytes = sum(end - start for start, end in parts)
+        return self._ask(READ, number, [each for part in parts for each in part], size_bytes)
+
+    def _ask(
+        self, what: bytes, number: int, integers: Sequence[int], reply_bytes: int, fd: int | None = None
+    ) -> memoryview:
+        """Send a request, and return the reply once it is known that the child has the memory."""
         if not self._is_ready:
             self._receive(len(READY), time.monotonic() + READY_SECONDS)
             self._is_ready = True
-        counts = [-(-(end - start) // CHUNK_BYTES) for start, end in self._ranges]
         try:
-            socket.send_fds(self._connection, [_PLACE.pack(at)], [fd])
+            socket.send_fds(
+                self._connection, [_REQUEST.pack(what, number, len(integers))], [] if fd is None else [fd]
+            )
+            self._connection.sendall(array.array("q", integers))
         except OSError as error:
             raise ImageLost(self._end()) from error
-        reply = self._receive(_STATUS.size + _DIGEST_BYTES * sum(counts), None)
+        reply = memoryview(self._receive(_STATUS.size + reply_bytes, None))
         self._check_memory()
-        if number := _STATUS.unpack_from(reply)[0]:
-            raise OSError(number, os.strerror(number))
-        raw = memoryview(reply)[_STATUS.size :]
-        chunks = iter([raw[start : start + _DIGEST_BYTES].hex() for start in range(0, len(raw), _DIGEST_BYTES)])
-        return [[next(chunks) for _ in range(count)] for count in counts]
+        if failed := _STATUS.unpack_from(reply)[0]:
+            raise OSError(failed, os.strerror(failed))
+        return reply[_STATUS.size :]
 
     def close(self) -> None:
         """Kill and reap the child, and no other process."""
@@ -96,24 +146,24 @@ class ForkedImage:
         os.close(self._pidfd)
         self._connection.close()
 
-    def _receive(self, size_bytes: int, deadline: float | None) -> bytes:
+    def _receive(self, size_bytes: int, deadline: float | None) -> bytearray:
         """Receive a message of the child."""
         waiting = select.poll()
         for each in (self._connection, self._pidfd):
             waiting.register(each, select.POLLIN)
-        found = bytearray()
-        while len(found) < size_bytes:
+        found, at = bytearray(size_bytes), 0
+        while at < size_bytes:
             left = None if deadline is None else 1000 * max(0.0, deadline - time.monotonic())
             if not (events := dict(waiting.poll(left))):
                 raise ImageLost("the forked process did not begin: a handler of a library blocks it after a fork")
-            data = b""
+            count = 0
             if self._connection.fileno() in events:
                 with contextlib.suppress(ConnectionError):
-                    data = self._connection.recv(size_bytes - len(found))
-            if not data:
+                    count = self._connection.recv_into(memoryview(found)[at:])
+            if not count:
                 raise ImageLost(self._end())
-            found += data
-        return bytes(found)
+            at += count
+        return found
 
     def _check_memory(self) -> None:
         try:
@@ -171,6 +221,10 @@ def fork_image(views: Sequence[memoryview], ranges: Sequence[AddressRange]) -> F
     return ForkedImage(pid, pidfd, ours, ranges)
 
 
+def _digests(raw: memoryview) -> list[str]:
+    return [raw[at : at + _DIGEST_BYTES].hex() for at in range(0, len(raw), _DIGEST_BYTES)]
+
+
 def _ignore_warning() -> None:
     """Have the warning about threads ignored for this module from now on.
 
@@ -183,7 +237,7 @@ def _ignore_warning() -> None:
 
 
 def _serve(connection: socket.socket, views: Sequence[memoryview], parent: int) -> NoReturn:
-    """Write the memory to each file that the parent sends, until the parent is gone or kills this process."""
+    """Do what the parent requests, until it is gone or kills this process."""
     try:
         for name in os.listdir("/proc/self/fd"):  # first: a descriptor holds locks and connections of the parent
             if int(name) != connection.fileno():
@@ -193,18 +247,52 @@ def _serve(connection: socket.socket, views: Sequence[memoryview], parent: int) 
         connection.sendall(READY)
         while os.getppid() == parent:
             try:
-                place, fds, _, _ = socket.recv_fds(connection, _PLACE.size, 1)
+                request, fds, _, _ = socket.recv_fds(connection, _REQUEST.size, 1)
             except TimeoutError:
                 continue
-            if len(place) != _PLACE.size or not fds:
+            if len(request) != _REQUEST.size:
                 break
-            status, digests = _write(fds[0], _PLACE.unpack(place)[0], views, parent)
-            os.close(fds[0])
             connection.settimeout(None)
-            connection.sendall(_STATUS.pack(status) + b"".join(digests))
+            what, number, count = _REQUEST.unpack(request)
+            integers = _receive_integers(connection, count)
+            if what == WRITE:
+                status, digests = _write(fds[0], number, [views[each] for each in integers], parent)
+                os.close(fds[0])
+                connection.sendall(_STATUS.pack(status) + b"".join(digests))
+            elif what == HASH:
+                connection.sendall(_STATUS.pack(0))
+                for view, leaf_bytes in zip(views, integers, strict=True):
+                    _send_hashes(connection, view, leaf_bytes, number)
+            else:
+                connection.sendall(_STATUS.pack(0))
+                for start, end in zip(integers[::2], integers[1::2], strict=True):
+                    connection.sendall(views[number][start:end])
             connection.settimeout(PARENT_POLL_SECONDS)
     finally:
         os._exit(0)
+
+
+def _receive_integers(connection: socket.socket, count: int) -> array.array[int]:
+    data = bytearray()
+    while len(data) < _INTEGER_BYTES * count:
+        part = connection.recv(min(_INTEGER_BYTES * count - len(data), WRITE_BYTES))
+        if not part:  # the parent is gone
+            os._exit(0)
+        data += part
+    return array.array("q", bytes(data))
+
+
+def _send_hashes(connection: socket.socket, view: memoryview, leaf_bytes: int, seed: int) -> None:
+    """Send the digests of all chunks, and the hashes of all leaves, some thousand at once."""
+    chunks = [view[start : start + CHUNK_BYTES] for start in range(0, len(view), CHUNK_BYTES)]
+    connection.sendall(b"".join([bytes.fromhex(digest(each)) for each in chunks]))
+    at_once = leaf_bytes * LEAVES_AT_ONCE
+    for start in range(0, len(view), at_once):
+        part = view[start : start + at_once]
+        hashes = [
+            xxhash.xxh3_64_digest(part[at : at + leaf_bytes], seed) for at in range(0, len(part), leaf_bytes)
+        ]
+        connection.sendall(b"".join(hashes))
 
 
 def _write(fd: int, at: int, views: Sequence[memoryview], parent: int) -> tuple[int, list[bytes]]:

@@ -16,7 +16,8 @@ from holdfast.format.manifest_files import ManifestFile
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.protocol.wire import LeftOutData
 from holdfast.save.reports import CheckpointEvents, not_writable
-from holdfast.store import Lineage, Store
+from holdfast.store import Lineage, RecordedValue, Store
+from holdfast.store.records import FOLDERS, HaltNote
 from holdfast.system import io_pool
 from holdfast.telemetry.reporter import Reporter
 
@@ -82,6 +83,22 @@ class History:
             return 0 < self.attempt < self.store.latest_attempt(self.job)
         except OSError:
             return False
+
+    @property
+    def has_halts(self) -> bool:
+        """Whether training of the job was ever paused or ended on request; `False` where it cannot be read."""
+        try:
+            return any(self.store.record_files(self.job, FOLDERS[HaltNote]))
+        except OSError:
+            return False
+
+    @property
+    def has_values(self) -> bool:
+        """Whether changes of values are recorded."""
+        try:
+            return any(self.store.record_files(self.job, FOLDERS[RecordedValue]))
+        except OSError:  # reading them says what is wrong
+            return True
 
     def acquire_late(self) -> bool:
         """Begin an attempt and a lineage if the store is available again; it may hold another history.

@@ -13,9 +13,9 @@ import dataclasses
 import mmap
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import psutil
@@ -23,17 +23,25 @@ import torch
 
 from holdfast.format import manifest as fmt
 from holdfast.format.dtypes import stored_as
-from holdfast.format.manifest import TensorRange, digest_of_chunks, lay_out
+from holdfast.format.manifest import TensorRange, lay_out, tensor_digests
+from holdfast.protocol.field_types import ChangedTensor
 from holdfast.save.draft import Draft
 from holdfast.save.forked_image import ForkedImage, ImageLost, fork_image
+from holdfast.save.reuse import stem_of
+from holdfast.save.writer import PLAIN, closed_up, file_of
 from holdfast.state.registry import CapturedState
-from holdfast.store.base import CheckpointWriter, Store
+from holdfast.store.base import CheckpointWriter, Pace, Store
 from holdfast.store.local import LocalWriter
 from holdfast.store.local_writer import naming
 from holdfast.system.files import Files
 from holdfast.system.host_memory import available_bytes, bytes_of, is_plain
 from holdfast.system.memory_maps import are_inherited
 from holdfast.units import format_bytes
+
+if TYPE_CHECKING:
+    from holdfast.incremental.planner import IncrementalPlanner
+    from holdfast.save.layered_files import LayeredFiles
+    from holdfast.save.writer import CheckpointFiles
 
 HostStateMode = Literal["auto", "copy", "fork"]
 Warn = Callable[[Literal["info", "warning"], str], None]
@@ -61,39 +69,87 @@ class HostImage:
 
     def __init__(self, child: ForkedImage, slots: list[TensorRange], views: dict[str, str], forks: HostStateForks):
         self.slots, self.views = slots, views
-        self._child, self._forks = child, forks
+        self.child, self._forks = child, forks
+        self._pace: Pace | None = None
 
     @property
     def size_bytes(self) -> int:
         return self.slots[-1].end
 
-    def add_to(self, written: Draft, writer: CheckpointWriter, name: str, entry: Entry) -> Draft:
-        """Have the child write a file, and add it and its tensors to what was written.
+    def add_to(
+        self,
+        written: Draft,
+        writer: CheckpointWriter,
+        files: CheckpointFiles,
+        entry: Entry,
+        pace: Pace | None = None,
+    ) -> Draft:
+        """Have the child write its tensors, and add them and their files to what was written.
+
+        Args:
+            files: the write of the checkpoint, which links files of earlier ones.
+            pace: limits the rate of what is written.
 
         Raises:
             ImageLost: the child is gone. Fenced, OSError: as `CheckpointWriter.write`.
         """
-        started, header = time.perf_counter(), written.header(self.slots)
-        digests = self._write(writer, name, header)
+        self._pace, started = pace, time.perf_counter()
+        added, entries = list[fmt.File](), dict[str, fmt.Tensor]()
+        try:
+            if (layered := self._plan_layers(written, entry)) is not None:
+                added, entries, _ = layered.write(files, writer)
+            left = [slot for slot in self.slots if slot.name not in entries]
+            if left:
+                name, (moved, _) = f"{stem_of(written.rank)}.host{PLAIN}", closed_up(left)
+                header = written.header(moved)
+                digests = self.write(writer, name, header, left)
+                added.append(file_of(name, header, len(header) + moved[-1].end))
+                entries |= {
+                    slot.name: entry(slot, name, len(header), *found)
+                    for slot, found in zip(moved, digests, strict=True)
+                }
+        except ImageLost as error:
+            self._forks.note_lost(str(error))
+            raise
+        self._forks.note_written(self.size_bytes, self.child.changed_bytes)
         seconds = written.timings["write_seconds"] + time.perf_counter() - started
-        size_bytes = len(header) + self.size_bytes
-        file = fmt.File(
-            name=name, size_bytes=size_bytes, header_bytes=len(header), header_digest=fmt.digest(header)
-        )
-        tensors = [entry(slot, name, len(header), *found) for slot, found in zip(self.slots, digests, strict=True)]
         return msgspec.structs.replace(
             written,
-            files=[*written.files, file],
-            tensors=[*written.tensors, *tensors],
+            files=[*written.files, *added],
+            tensors=[*written.tensors, *(entries[slot.name] for slot in self.slots)],
             timings=written.timings | {"write_seconds": seconds},
         )
 
+    def settle(self, checkpoint: str, *, is_durable: bool) -> Sequence[ChangedTensor]:
+        """Note whether later checkpoints may link the files of this one; return the arrays written in part."""
+        planner = self._forks.planner
+        return () if planner is None else planner.settle(checkpoint, is_durable=is_durable)
+
+    def begin_anew(self) -> None:
+        """Link no file of earlier checkpoints: they may be damaged."""
+        if self._forks.planner is not None:
+            self._forks.planner.begin_anew()
+
     def close(self) -> None:
         """End the child."""
-        self._child.close()
+        self.child.close()
 
-    def _write(self, writer: CheckpointWriter, name: str, header: bytes) -> list[tuple[str, list[str] | None]]:
-        """Have the child write a file behind its header; return (digest, chunks) by tensor."""
+    def _plan_layers(self, draft: Draft, entry: Entry) -> LayeredFiles | None:
+        """Return what is written in part; None if all is written in full."""
+        if (planner := self._forks.planner) is None:
+            return None
+        from holdfast.save.forked_rows import plan_forked_rows
+
+        return plan_forked_rows(planner, self, draft, entry)
+
+    def write(
+        self, writer: CheckpointWriter, name: str, header: bytes, slots: Sequence[TensorRange]
+    ) -> list[tuple[str, list[str] | None]]:
+        """Have the child write arrays to a file behind its header; return (digest, chunks) of each."""
+        numbers = {slot.name: number for number, slot in enumerate(self.slots)}
+        which, size_bytes = [numbers[slot.name] for slot in slots], sum(slot.end - slot.start for slot in slots)
+        if self._pace is not None:  # the child writes at the speed of the disk: its time is spent before
+            self._pace(size_bytes)
         assert isinstance(writer, LocalWriter), "only a directory gives a descriptor to another process"
         found = list[list[str]]()
 
@@ -102,11 +158,11 @@ class HostImage:
             with naming(path):
                 fd = files.create(path)
                 try:
-                    files.reserve(fd, len(header) + self.size_bytes)
+                    files.reserve(fd, len(header) + size_bytes)
                     at = 0
                     while at < len(header):
                         at += files.write(fd, memoryview(header)[at:], at)
-                    found = self._child.write(fd, at)
+                    found = self.child.write(fd, at, which)
                     files.sync(fd)
                     files.forget(fd)
                 except BaseException:  # raise the first error, not that of closing the file
@@ -115,13 +171,8 @@ class HostImage:
                     raise
                 files.close(fd)
 
-        try:
-            writer.write_with(name, write)
-        except ImageLost as error:
-            self._forks.note_lost(str(error))
-            raise
-        self._forks.note_written(self.size_bytes, self._child.changed_bytes)
-        return [(chunks[0], None) if len(chunks) == 1 else (digest_of_chunks(chunks), chunks) for chunks in found]
+        writer.write_with(name, write)
+        return [tensor_digests(chunks) for chunks in found]
 
 
 def make_forks(
@@ -132,8 +183,12 @@ def make_forks(
     has_memory_tier: bool = False,
     has_parity: bool = False,
     compresses: bool = False,
+    planner: IncrementalPlanner | None = None,
 ) -> HostStateForks | None:
-    """Return what forks for a session with these settings; None where all is copied."""
+    """Return what forks for a session with these settings; None where all is copied.
+
+    `planner` decides which arrays are written in part.
+    """
     if mode == "copy" or (compresses and mode == "auto"):
         return None
     reason = None
@@ -144,7 +199,7 @@ def make_forks(
     elif has_parity:
         reason = "checkpoints have parity, which is computed from a copy"
     if reason is None:
-        return HostStateForks(mode, warn, has_memory_tier=has_memory_tier)
+        return HostStateForks(mode, warn, has_memory_tier=has_memory_tier, planner=planner)
     if mode == "fork":
         warn("warning", f"host state is copied, not written from a fork: {reason}")
     return None
@@ -157,6 +212,7 @@ class HostStateForks:
         mode: "fork" forks whenever it can; "auto" where a copy does not fit, or would block longer.
         warn: reports a notice, given its level and text.
         has_memory_tier: copies survive this process, and forked bytes do not: "auto" forks only for lack of room.
+        planner: decides which arrays are written in part.
     """
 
     def __init__(
@@ -165,7 +221,9 @@ class HostStateForks:
         warn: Warn,
         *,
         has_memory_tier: bool = False,
+        planner: IncrementalPlanner | None = None,
     ) -> None:
+        self.planner = planner
         self._mode, self._warn, self._has_memory_tier = mode, warn, has_memory_tier
         self._said: str | None = None
         self._is_off = self._has_forked = False

@@ -7,13 +7,13 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.distributed.error_transport import describe_error
 from holdfast.errors import Fenced, HoldfastError, is_full
-from holdfast.format.manifest import File, FileSummary, raw_bytes, reused_bytes
-from holdfast.protocol.wire import RankCheckpointTimes
+from holdfast.format.manifest import LARGE_BYTES, File, FileSummary, raw_bytes, reused_bytes
+from holdfast.protocol.field_types import RankCheckpointTimes
 from holdfast.save.draft import Draft
 from holdfast.save.run import SETTLED, NotPrepared, Run, RunState, WriteResult
 from holdfast.save.writer import write_checkpoint
@@ -21,10 +21,15 @@ from holdfast.store import Store
 from holdfast.system.io_pool import lower_cpu_priority
 
 if TYPE_CHECKING:
+    import torch
+
     from holdfast.incremental.planner import IncrementalPlanner
     from holdfast.save.two_phase_commit import RankCommit
+    from holdfast.store.base import Pace
 
 logger = logging.getLogger("holdfast")
+PaceOf = Callable[[Run, Draft], "Pace | None"]
+"""Returns what limits the rate of a write."""
 MakeRoom = Callable[[Exception], bool]
 """Makes room in a full store, given the error; returns whether it did."""
 
@@ -33,7 +38,8 @@ class Persister:
     """Writes up to `max_in_flight` runs at the same time, in the order submitted, on threads of lower priority.
 
     `ranks` commits with the other ranks of the job, if there are any. `make_room` is called when the store is
-    full; if it returns True, the run is written again. `planner` decides which tensors are written in part.
+    full; if it returns True, the run is written again. `make_planner` makes what decides which tensors are written
+    in part; it is called once there is a large one.
     """
 
     def __init__(
@@ -43,10 +49,12 @@ class Persister:
         max_in_flight: int = 1,
         ranks: RankCommit | None = None,
         make_room: MakeRoom = lambda error: False,
-        planner: IncrementalPlanner | None = None,
+        make_planner: Callable[[], IncrementalPlanner | None] = lambda: None,
+        pace_of: PaceOf = lambda run, draft: None,
     ) -> None:
         self._store, self._max_in_flight, self._ranks = store, max_in_flight, ranks
-        self._make_room, self._planner = make_room, planner
+        self._make_room, self._make_planner, self._pace_of = make_room, make_planner, pace_of
+        self._planner: IncrementalPlanner | None = None
         self._threads: list[threading.Thread] = []
         self._work: queue.SimpleQueue[Run | tuple[int, str] | None] = queue.SimpleQueue()
         """Runs to write, and (number, reason) of those to decline; `None` ends one thread."""
@@ -62,10 +70,16 @@ class Persister:
         self.prepare()
         self._work.put((number, reason))
 
-    def prepare(self) -> None:
-        """Start a thread early: none can be started at interpreter exit, when a final checkpoint is written."""
+    def prepare(self, lineage: int = 0, tensors: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Start a thread early: none can be started at interpreter exit, when a final checkpoint is written.
+
+        With the live `tensors` of the state, the planner compares the first checkpoint with samples of them.
+        """
         if not self._threads:
             self._start_thread()
+        planner = self._planner_for(each.nbytes for each in (tensors or {}).values())
+        if planner is not None and tensors is not None:
+            planner.observe(lineage, tensors)
 
     def close(self, timeout_seconds: float | None = None) -> bool:
         """Finish all submitted runs; `False` on timeout."""
@@ -103,8 +117,10 @@ class Persister:
                 return
             started = time.perf_counter()
             state, result, written = self._persist(run)
-            if self._planner is not None:
-                self._planner.settle(run.id, is_durable=state is RunState.DURABLE)
+            settling = [each for each in (self._planner, run.image) if each is not None]
+            is_durable = state is RunState.DURABLE
+            changed = [tensor for each in settling for tensor in each.settle(run.id, is_durable=is_durable)]
+            result = dataclasses.replace(result, changed=changed)
             run.end(state, dataclasses.replace(result, seconds=time.perf_counter() - started), written)
         except Exception:  # keep the thread alive: a defect must not stop later checkpoints
             logger.exception("checkpoint %s did not settle", run.id)
@@ -116,7 +132,9 @@ class Persister:
             nonlocal draft
             assert run.arena is not None
             payload = run.arena.bytes(unwritten.size_bytes)
-            draft = write_checkpoint(self._store, unwritten, payload, run.marker, self._planner, run.image)
+            planner = self._planner_for(slot.end - slot.start for slot in unwritten.slots)
+            pace = self._pace_of(run, unwritten)
+            draft = write_checkpoint(self._store, unwritten, payload, run.marker, planner, run.image, pace=pace)
             return draft
 
         try:
@@ -143,6 +161,12 @@ class Persister:
             ranks=spans,
         )
         return RunState.DURABLE, result, draft
+
+    def _planner_for(self, sizes: Iterable[int]) -> IncrementalPlanner | None:
+        """Return the planner, which is made once a tensor can be written in part, given the sizes of all."""
+        if self._planner is None and any(size >= LARGE_BYTES for size in sizes):
+            self._planner = self._make_planner()  # two writers may each make one: later checkpoints have the last
+        return self._planner
 
     def _write_alone(self, draft: Draft, write: Callable[[Draft], Draft]) -> Draft:
         while True:

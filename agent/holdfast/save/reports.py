@@ -9,7 +9,7 @@ import threading
 import time
 
 from holdfast.distributed.error_transport import printable
-from holdfast.format.parity_file import ParityCode, parity_bytes
+from holdfast.format.parity_file import ParityCode
 from holdfast.protocol import wire
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.protocol.wire import PLAUSIBLE_STEP, CheckpointKind, CheckpointState
@@ -30,6 +30,7 @@ MAX_FREE_BYTES = 2**53
 """Largest integer that a JSON number holds exactly."""
 OUTCOMES_KEPT = 1000
 """How many outcomes are kept for a script that does not ask for them."""
+REPORTED_METRICS = ("loss",)
 REPORTED: dict[RunState, CheckpointState] = {
     RunState.DURABLE: "durable",
     RunState.TORN: "torn",
@@ -115,6 +116,8 @@ class CheckpointEvents:
                 if not isinstance(self._store, LocalStore) or not is_worth_sharing(frozen_bytes, size_bytes):
                     frozen_bytes = 0
                 if self._parity is not None:
+                    from holdfast.format.parity_stripes import parity_bytes  # few jobs have parity
+
                     size_bytes += parity_bytes(self._parity, size_bytes)
                     frozen_bytes += parity_bytes(self._parity, frozen_bytes)
                 self.report_space(job, size_bytes, rules, shared_bytes=frozen_bytes)
@@ -205,6 +208,7 @@ class CheckpointEvents:
             reason=printable(result.reason) if result.reason else None,
             store_free_bytes=free_bytes,
             ranks=list(result.ranks),
+            changed=list(result.changed),
         )
 
     def _report_growth(self, run: Run, free_bytes: int | None) -> None:
@@ -246,6 +250,7 @@ class CheckpointEvents:
                 snapshot_started_at=draft.created_at,
                 snapshot_seconds=run.copy.seconds if copied else None,
                 stall_seconds=run.stall_seconds if copied else None,
+                metrics={name: draft.metrics[name].value for name in REPORTED_METRICS if name in draft.metrics},
                 **more,  # type: ignore[arg-type]
             )
         )

@@ -24,7 +24,7 @@ import msgspec
 
 from holdfast.errors import HoldfastError
 from holdfast.pacing.profile import Profile, SnapshotMode
-from holdfast.protocol.wire import RankCheckpointTimes
+from holdfast.protocol.field_types import ChangedTensor, RankCheckpointTimes
 from holdfast.retention import LoggedMetric
 from holdfast.save.draft import Draft
 
@@ -139,6 +139,8 @@ class WriteResult:
     """Size of all ranks' files before they were encoded; 0 if none was."""
     ranks: Sequence[RankCheckpointTimes] = ()
     """Durations of the slowest ranks, on rank 0 once the checkpoint is durable."""
+    changed: Sequence[ChangedTensor] = ()
+    """Tensors of which this rank wrote only rows."""
 
 
 MetricsReader = Callable[[], Mapping[str, LoggedMetric]]
@@ -178,6 +180,8 @@ class Run:
         self._read_metrics = read_metrics
         self.id = draft.id
         self.number, self.mode, self.at_once, self.survived = number, mode, at_once, survived
+        self.is_urgent = False
+        """Something waits for its end: no limit of the store's rate applies any more."""
         self._lock = threading.Lock()
         self.state = RunState.REQUESTED
         self._copied, self._settled = threading.Event(), threading.Event()

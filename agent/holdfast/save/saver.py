@@ -14,6 +14,7 @@ from holdfast.checkpoint.retention_queue import RetentionQueue
 from holdfast.distributed.error_transport import describe_error
 from holdfast.distributed.ranks import Ranks
 from holdfast.errors import HoldfastError
+from holdfast.format.encoding import CODEC
 from holdfast.format.parity_file import ParityCode
 from holdfast.pacing.profile import SnapshotMode
 from holdfast.protocol.ids import checkpoint_id
@@ -33,6 +34,7 @@ from holdfast.save.run import (
     WriteResult,
 )
 from holdfast.save.snapshotter import Snapshotter
+from holdfast.save.store_shares import StoreShares
 from holdfast.state.registry import CapturedState
 from holdfast.telemetry.fingerprint import fingerprint, of_thread, versions
 
@@ -80,6 +82,7 @@ class Saver:
         memory: holds snapshots that outlive this process; without it, none do.
         read_metrics: returns what reads the newest metrics once the state is copied.
         compresses: returns whether the checkpoint that begins is encoded.
+        transform: name of the file transform that encodes it.
     """
 
     def __init__(
@@ -90,16 +93,18 @@ class Saver:
         retention: RetentionQueue,
         reports: CheckpointEvents,
         ranks: Ranks,
+        shares: StoreShares,
         *,
         memory: SnapshotMemory | None = None,
         parity: ParityCode | None = None,
         read_metrics: Callable[[], MetricsReader | None] = lambda: None,
         compresses: Callable[[], bool] = lambda: False,
+        transform: str = CODEC,
     ) -> None:
         self.history, self.retention, self.reports = history, retention, reports
         self.snapshots, self._persister = snapshots, persister
-        self._ranks, self._memory, self._parity = ranks, memory, parity
-        self._read_metrics, self._compresses = read_metrics, compresses
+        self._ranks, self._memory, self._parity, self.shares = ranks, memory, parity, shares
+        self._read_metrics, self._compresses, self._transform = read_metrics, compresses, transform
         self._listeners: list[RunListener] = []
         """Listeners of integrations to the runs of this attempt."""
         self.versions = versions()
@@ -146,7 +151,7 @@ class Saver:
                 return
             self.snapshots.prepare(captured)
             self._estimate_space(captured)
-            self._persister.prepare()
+            self._persister.prepare(self.history.position.lineage, captured.tensors)
 
     def _estimate_space(self, captured: CapturedState) -> None:
         if self._ranks.leads and self.history.attempt and not captured.precedes_updates:
@@ -186,10 +191,12 @@ class Saver:
             may_link=history.may_link,
             parity=self._parity,
             compress=self._compresses(),
+            transform=self._transform,
+            bytes_per_second=self.shares.rank_rate(kind),
             inexact=history.lineage.inexact,
             left_out=tuple(each for each in history.lineage.left_out if each.iteration <= iteration),
         )
-        listeners: list[RunListener] = [self.snapshots, self.reports, *self._listeners, self]
+        listeners: list[RunListener] = [self.snapshots, self.reports, self.shares, *self._listeners, self]
         run = Run(draft, listeners, number=number, mode=mode, at_once=at_once, read_metrics=self._read_metrics())
         is_submitted = False
         try:
@@ -256,9 +263,11 @@ class Saver:
                 run.end(RunState.FAILED, WriteResult(reason=reason))
 
     def wait_settled(self, timeout_seconds: float | None) -> bool:
-        """Wait until all runs have settled; `False` on timeout."""
+        """Wait until all runs have settled, which are urgent from now on; `False` on timeout."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         with self._lock:
+            for run in self._runs:
+                run.is_urgent = True
             if not self._changed.wait_for(lambda: not self._runs, timeout_seconds):
                 return False
         return self.snapshots.wait_idle(None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -274,6 +283,8 @@ class Saver:
     def close(self, timeout_seconds: float, *, finished: bool = True) -> None:
         """Release everything; unless training has `finished`, snapshots stay in the memory tier."""
         deadline = time.monotonic() + timeout_seconds
+        for run in list(self._runs):
+            run.is_urgent = True
         settled = self._persister.close(timeout_seconds)
         if not settled:
             logger.warning("the final checkpoint was not durable after %g s; closing without it", timeout_seconds)

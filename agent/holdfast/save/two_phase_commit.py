@@ -3,35 +3,37 @@
 Rank 0 begins the checkpoint in the store and sends its folder to the other ranks. Every rank writes its part,
 makes it durable and votes. When all ranks have voted to commit, rank 0 writes the manifest. If a rank fails or
 dies before that, there is no checkpoint; afterwards the checkpoint is complete.
+
+Messages take the way of `rank_tree`: a leader passes on what rank 0 sends, and sends one vote for its group. So
+no rank receives more than a few messages, and rank 0 has nothing to do for each tensor of each rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
 from holdfast.checkpoint import stored_manifest
-from holdfast.checkpoint.stored_manifest import has_copies
-from holdfast.distributed.error_transport import describe_error
-from holdfast.errors import IncompleteParts, is_full
+from holdfast.errors import is_full
 from holdfast.format import manifest as fmt
-from holdfast.format.manifest_files import ManifestFile, RankEntry
-from holdfast.format.shards import RankStructure, require_own_files
-from holdfast.protocol.wire import MOST_RANK_SPANS, RankCheckpointTimes
+from holdfast.format.group_structure import GroupStructure
+from holdfast.format.manifest_files import ManifestFile
+from holdfast.format.merged_ranks import require_own_files
+from holdfast.protocol.field_types import RankCheckpointTimes
 from holdfast.save.draft import Draft, state_digests
+from holdfast.save.rank_tree import children_of, parent_of
+from holdfast.save.rank_votes import OtherRankFailed, Vote, failure_of, merge_votes, reason_fields
 from holdfast.save.run import NotPrepared
-from holdfast.save.structures import (
-    CompleteStructure,
-    KnownStructures,
-    digest_of,
-    rank_structure,
-    store_structure,
-)
+from holdfast.save.structures import KnownStructures
 from holdfast.store import CheckpointWriter, Store
 
 STAGES = 3
+
+
+_encode = msgspec.msgpack.encode
 
 
 class RankChannel(Protocol):
@@ -46,14 +48,6 @@ class RankChannel(Protocol):
     def send(self, to: Sequence[int], tag: int, data: bytes) -> None: ...
 
     def receive(self, sources: Sequence[int], tag: int) -> list[bytes]: ...
-
-
-class _OtherRankFailed(NotPrepared):
-    """Another rank, named in the message, failed; with `is_full`, all that failed found the store full."""
-
-    def __init__(self, message: str, *, torn: bool, is_full: bool) -> None:
-        super().__init__(message, torn=torn)
-        self.is_full = is_full
 
 
 class _Begin(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,35 +65,19 @@ class _Begin(msgspec.Struct, frozen=True, kw_only=True):
     """Whether files of earlier checkpoints may be linked."""
     compress: bool = False
     """Whether files are encoded."""
+    bytes_per_second: float = 0.0
+    """Rate of what each rank writes at most; 0: no limit."""
     structure: str = ""
-    """The structure that rank 0 knows: other ranks send their part of another one."""
+    """A structure that rank 0 knows: groups of ranks send theirs unless it is that."""
     reason: str | None = None
     torn: bool = False
     again: bool = False
     """It failed, but rank 0 has made room in the store and begins again."""
 
 
-class _Vote(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's durable part, or the reason why there is none."""
-
-    index: RankEntry | None = None
-    structure: str = ""
-    """Digest of the rank's part of the structure."""
-    part: RankStructure | None = None
-    """The part, unless it is that of the structure which rank 0 named."""
-    must_match: dict[str, str] = {}
-    """Values that must be equal on all ranks that report the same key."""
-    seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """Durations of its snapshot, of the stall, and of writing its part."""
-    reason: str | None = None
-    torn: bool = False
-    is_full: bool = False
-    """The reason is that the store is full."""
-
-
 class _Outcome(msgspec.Struct, frozen=True, kw_only=True):
     structure: str = ""
-    """The structure of the checkpoint, which rank 0 now knows."""
+    """The structure of the checkpoint, which all ranks now know."""
     reason: str | None = None
     torn: bool = False
     again: bool = False
@@ -148,29 +126,38 @@ class RankCommit:
             RanksLost: a rank is lost; the checkpoint may or may not be durable.
             Exception: what `write` or the commit raised on this rank.
         """
-        channel, known = self._channel, self._known
-        if channel.rank == 0:
-            lead = _Lead(channel, number, self._store, draft, write, self._make_room, known)
+        group = _Group(self._channel, number, self._known)
+        if group.rank == 0:
+            lead = _Lead(group, self._store, draft, write, self._make_room)
             while (files := lead.run(problem)) is None:
                 pass
             on_durable(lead.spans)
             return files
-        while (files := _follow(channel, number, draft, problem, write, known)) is None:
+
+        def write_begun(begun: _Begin) -> Draft:
+            if problem is not None:
+                raise problem
+            if begun.id != draft.id:
+                raise NotPrepared(f"this rank copied {draft.id}, but rank 0 began {begun.id}")
+            return write(_for_folder(draft, begun))
+
+        while (own := _follow(group, write_begun)) is None:
             pass
-        return files
+        return own
 
     def decline(self, number: int, reason: str) -> None:
         """Fail checkpoint `number` on all ranks, because this rank has no snapshot for it."""
-        channel, problem = self._channel, NotPrepared(reason)
-        if channel.rank == 0:
-            message = msgspec.msgpack.encode(_Begin(**_reason_fields(problem, "rank 0: ")))
-            channel.send(range(1, channel.world_size), _tag(number, 0), message)
+        group, problem = _Group(self._channel, number, self._known), NotPrepared(reason)
+        if group.rank == 0:
+            group.send(0, _encode(_Begin(**reason_fields(problem, "rank 0: "))))
             return
-        while (begun := _receive_begin(channel, number)).again:
-            pass
-        if begun.reason is None:
-            channel.send([0], _tag(number, 1), msgspec.msgpack.encode(_Vote(**_reason_fields(problem))))
-            channel.receive([0], _tag(number, 2))
+
+        def refuse(begun: _Begin) -> Draft:
+            raise problem
+
+        with contextlib.suppress(NotPrepared):
+            while _follow(group, refuse) is None:
+                pass
 
 
 def commit_alone(
@@ -185,32 +172,63 @@ def commit_alone(
     first = drafts[0]
     writer = store.begin(first.job, first.id, first.attempt, _size_bytes(first))
     try:
-        begun = _begin_message(writer, first)
+        begun, known = _begin_message(writer, first), KnownStructures()
         written = [write(_for_folder(draft, begun)) for draft in drafts]
         seconds = sum(draft.timings["write_seconds"] for draft in written)
         first = msgspec.structs.replace(written[0], timings=first.timings | {"write_seconds": seconds})
-        votes = [_vote(draft) for draft in written]
-        return _commit_votes(writer, store, first, votes, begun, KnownStructures())[0].files
+        votes = [merge_votes(begun.structure, known, draft, [])[0] for draft in written[1:]]
+        vote, _ = merge_votes(begun.structure, known, written[0], votes)
+        return _commit_vote(writer, first, vote)[0].files
     except BaseException:  # also on Ctrl-C: remove the partial checkpoint
         writer.abort()
         raise
 
 
+class _Group:
+    """The ranks that this one exchanges messages with about a checkpoint: its leader, and those it leads."""
+
+    def __init__(self, channel: RankChannel, number: int, known: KnownStructures) -> None:
+        self._channel, self._number, self.known = channel, number, known
+        self.rank = channel.rank
+        self._members = children_of(channel.rank, channel.world_size)
+
+    def send(self, stage: int, message: bytes) -> None:
+        """Send a message of rank 0 to the members."""
+        try:
+            self._channel.send(self._members, self._tag(stage), message)
+        except Exception:
+            if stage == 0:  # later messages do not change whether the checkpoint is durable
+                raise
+
+    def receive(self, stage: int) -> bytes:
+        """Receive a message of rank 0 from the leader."""
+        return self._channel.receive([parent_of(self.rank)], self._tag(stage))[0]
+
+    def receive_votes(self) -> list[Vote]:
+        """Wait until all members have voted."""
+        received = self._channel.receive(self._members, self._tag(1))
+        return [msgspec.msgpack.decode(data, type=Vote) for data in received]
+
+    def send_vote(self, vote: Vote) -> None:
+        self._channel.send([parent_of(self.rank)], self._tag(1), _encode(vote))
+
+    def _tag(self, stage: int) -> int:
+        return STAGES * self._number + stage
+
+
 class _Lead:
+    """Rank 0."""
+
     def __init__(
         self,
-        channel: RankChannel,
-        number: int,
+        group: _Group,
         store: Store,
         draft: Draft,
         write: Callable[[Draft], Draft],
         make_room: Callable[[Exception], bool],
-        known: KnownStructures,
     ) -> None:
-        self._known = known
-        self._channel, self._number, self._store = channel, number, store
+        self._group, self._store = group, store
         self._draft, self._write, self._make_room = draft, write, make_room
-        self._others = range(1, channel.world_size)
         self.spans: list[RankCheckpointTimes] = []
         """Durations of the slowest ranks, once all have voted."""
 
@@ -230,156 +248,96 @@ class _Lead:
             writer.abort()
             self._fail(2, _Outcome, error)
             return None
-        self._known.remember(structure, draft.id)
-        self._send_to_others(2, _Outcome(structure=structure.key))
+        self._group.send(2, _encode(_Outcome(structure=structure)))
         return manifest.files
 
     def _fail(self, stage: int, message: type[_Begin | _Outcome], error: BaseException) -> None:
         """Send the other ranks the reason of a failure, and raise it unless there is room for another try."""
-        is_full_store = error.is_full if isinstance(error, _OtherRankFailed) else is_full(error)
+        is_full_store = error.is_full if isinstance(error, OtherRankFailed) else is_full(error)
         again = isinstance(error, Exception) and is_full_store and self._make_room(error)
-        self._send_to_others(stage, message(**_reason_fields(error, "rank 0: "), again=again))
+        self._group.send(stage, _encode(message(**reason_fields(error, "rank 0: "), again=again)))
         if not again:
             raise error
 
-    def _commit(self, writer: CheckpointWriter) -> tuple[ManifestFile, CompleteStructure]:
-        draft = self._draft
-        begun = _begin_message(writer, draft, self._known.newest)
-        self._send_to_others(0, begun)
-        written, error = None, None
-        try:
-            written = self._write(_for_folder(draft, begun))
-        except Exception as raised:  # wait for the other ranks' writes before the folder is removed
-            error = raised
-        received = self._channel.receive(self._others, _tag(self._number, 1))
-        decoded = (msgspec.msgpack.decode(data, type=_Vote) for data in received)
-        votes = dict(zip(self._others, decoded, strict=True))
-        failed = {rank: vote for rank, vote in votes.items() if vote.reason is not None}
-        are_full = all(vote.is_full for vote in failed.values())
-        if error is not None and (are_full or not is_full(error)):
+    def _commit(self, writer: CheckpointWriter) -> tuple[ManifestFile, str]:
+        """Return the manifest, and the structure, which this rank then knows."""
+        group, draft = self._group, self._draft
+        begun = _begin_message(writer, draft, group.known.newest)
+        group.send(0, _encode(begun))
+        vote, written, members, error = _vote_of(group, begun, lambda: self._write(_for_folder(draft, begun)))
+        if error is not None and vote.failure is not None and vote.failure.rank == group.rank:
             raise error
-        for rank, vote in failed.items():
-            if are_full or not vote.is_full:  # rather the reason that room does not remove
-                raise _OtherRankFailed(f"rank {rank}: {vote.reason}", torn=vote.torn, is_full=are_full)
+        if vote.failure is not None:
+            raise OtherRankFailed(vote.failure.reason, torn=vote.failure.torn, is_full=vote.failure.is_full)
         assert written is not None
-        seconds = {0: _seconds(written)} | {rank: vote.seconds for rank, vote in votes.items()}
-        self.spans = _slowest(seconds)
-        ordered = [_vote(written), *votes.values()]
-        return _commit_votes(writer, self._store, written, ordered, begun, self._known)
-
-    def _send_to_others(self, stage: int, message: _Begin | _Outcome) -> None:
-        try:
-            self._channel.send(self._others, _tag(self._number, stage), msgspec.msgpack.encode(message))
-        except Exception:
-            if stage == 0:  # later messages do not change whether the checkpoint is durable
-                raise
+        self.spans = vote.slowest
+        manifest, structure = _commit_vote(writer, written, vote)
+        group.known.remember(structure, structure, members)
+        return manifest, structure
 
 
-def _follow(
-    channel: RankChannel,
-    number: int,
-    draft: Draft,
-    problem: NotPrepared | None,
-    write: Callable[[Draft], Draft],
-    known: KnownStructures,
-) -> Sequence[fmt.File | fmt.FileSummary] | None:
+def _follow(group: _Group, write: Callable[[_Begin], Draft]) -> Sequence[fmt.File] | None:
     """Return the files of this rank; None when all ranks write again."""
-    begun = _receive_begin(channel, number)
+    message = group.receive(0)
+    group.send(0, message)
+    begun = msgspec.msgpack.decode(message, type=_Begin)
     if begun.again:
         return None
     if begun.reason is not None:
         raise NotPrepared(begun.reason, torn=begun.torn)
-    error: Exception | None = None
-    try:
-        if problem is not None:
-            raise problem
-        if begun.id != draft.id:
-            raise NotPrepared(f"this rank copied {draft.id}, but rank 0 began {begun.id}")
-        vote = _vote(write(_for_folder(draft, begun)))
-        if known.has_own(begun.structure, vote.structure):
-            vote = msgspec.structs.replace(vote, part=None)
-    except Exception as raised:  # rank 0 waits for a vote
-        error = raised
-        vote = _Vote(**_reason_fields(raised), is_full=is_full(raised))
-    channel.send([0], _tag(number, 1), msgspec.msgpack.encode(vote))
-    end = msgspec.msgpack.decode(channel.receive([0], _tag(number, 2))[0], type=_Outcome)
+    vote, written, members, error = _vote_of(group, begun, lambda: write(begun))
+    group.send_vote(vote)
+    message = group.receive(2)
+    end = msgspec.msgpack.decode(message, type=_Outcome)
+    if vote.structure is not None and end.reason is None and not end.again:
+        group.known.remember(end.structure, vote.structure.digest, members)
+    group.send(2, message)
     if end.again:
         return None
     if error is not None:
         raise error
     if end.reason is not None:
         raise NotPrepared(end.reason, torn=end.torn)
-    known.remember_own(end.structure, vote.structure)
-    assert vote.index is not None
-    return vote.index.files
+    assert written is not None
+    return written.files
 
 
-def _vote(written: Draft) -> _Vote:
-    part = rank_structure(written)
-    return _Vote(
-        index=written.index,
-        structure=digest_of(part),
-        part=part,
-        must_match=written.must_match,
-        seconds=_seconds(written),
-    )
+def _vote_of(
+    group: _Group, begun: _Begin, write: Callable[[], Draft]
+) -> tuple[Vote, Draft | None, Sequence[GroupStructure], Exception | None]:
+    """Write this rank's part, and wait for the votes of the members of its group.
+
+    Returns:
+        The vote of all of them; this rank's part; the structure of each member; what failed on this rank.
+    """
+    written, error = None, None
+    try:
+        written = write()
+    except Exception as raised:  # the leader waits for a vote, and the folder is removed once no rank writes
+        error = raised
+    votes = group.receive_votes()
+    failures = [vote.failure for vote in votes if vote.failure is not None]
+    if written is not None and not failures:
+        try:
+            vote, members = merge_votes(begun.structure, group.known, written, votes)
+        except Exception as raised:  # as above
+            error = raised
+        else:
+            return vote, written, members, None
+    if error is not None:
+        failures.append(failure_of(error, group.rank))
+    return Vote(failure=min(failures)), written, [], error
 
 
-def _seconds(written: Draft) -> tuple[float, float, float]:
-    timings = written.timings
-    return timings.get("snapshot_seconds", 0.0), timings.get("stall_seconds", 0.0), timings["write_seconds"]
-
-
-def _slowest(seconds: Mapping[int, tuple[float, float, float]]) -> list[RankCheckpointTimes]:
-    spans = [
-        RankCheckpointTimes(rank=rank, snapshot_seconds=copied, stall_seconds=stalled, persist_seconds=wrote)
-        for rank, (copied, stalled, wrote) in seconds.items()
-    ]
-    return sorted(spans, key=lambda each: -each.snapshot_seconds - each.persist_seconds)[:MOST_RANK_SPANS]
-
-
-def _receive_begin(channel: RankChannel, number: int) -> _Begin:
-    return msgspec.msgpack.decode(channel.receive([0], _tag(number, 0))[0], type=_Begin)
-
-
-def require_agreement(by_rank: Mapping[int, Mapping[str, str]]) -> None:
-    """Raise NotPrepared when two ranks have different `must_match` values: their parts are of different states."""
-    first: dict[str, tuple[int, str]] = {}
-    for rank, known in by_rank.items():
-        for key, value in sorted(known.items()):  # "data" first: if it differs, the rest does too
-            other, expected = first.setdefault(key, (rank, value))
-            if value == expected:
-                continue
-            if key == "data":
-                raise NotPrepared(
-                    f"rank {rank} is at {value}, rank {other} at {expected}: every rank must call session.step() "
-                    "after the same batches"
-                )
-            raise NotPrepared(
-                f"ranks {other} and {rank} have different values for replicated state, such as parameters under "
-                "DistributedDataParallel: check that every update reduces gradients over all ranks, and that no "
-                "other tensor has the same name"
-            )
-
-
-def _commit_votes(
-    writer: CheckpointWriter,
-    store: Store,
-    draft: Draft,
-    votes: Sequence[_Vote],
-    begun: _Begin,
-    known: KnownStructures,
-) -> tuple[ManifestFile, CompleteStructure]:
-    """Check the parts of all ranks, by rank, and commit."""
-    require_agreement({rank: vote.must_match for rank, vote in enumerate(votes)})
-    structure = known.merge(begun.structure, [(vote.structure, vote.part) for vote in votes])
-    indexes = [vote.index for vote in votes if vote.index is not None]
-    require_own_files([[file.name for file in index.files] for index in indexes], draft.world_size)
-    manifest = ManifestFile(**fmt.description_of(draft), structure=structure.stored, ranks=indexes)
-    source = known.checkpoint_with(structure) if draft.may_link else None
-    store_structure(writer, store, draft.job, structure, source, copied=has_copies(manifest.files))
+def _commit_vote(writer: CheckpointWriter, draft: Draft, vote: Vote) -> tuple[ManifestFile, str]:
+    """Check what all ranks have stored, and commit; return the manifest and the structure."""
+    assert vote.structure is not None
+    if vote.structure.group is not None:
+        vote.structure.group.require_complete()
+    require_own_files([[file.name for file in index.files] for index in vote.indexes], draft.world_size)
+    manifest = ManifestFile(**fmt.description_of(draft), ranks=vote.indexes)
     stored_manifest.commit(writer, manifest, replace=draft.replaces)
-    return manifest, structure
+    return manifest, vote.structure.digest
 
 
 def _begin_message(writer: CheckpointWriter, draft: Draft, structure: str = "") -> _Begin:
@@ -392,6 +350,7 @@ def _begin_message(writer: CheckpointWriter, draft: Draft, structure: str = "") 
         structure=structure,
         may_link=draft.may_link,
         compress=draft.compress,
+        bytes_per_second=draft.bytes_per_second,
     )
 
 
@@ -405,6 +364,7 @@ def _for_folder(draft: Draft, begun: _Begin) -> Draft:
         uid=begun.uid,
         may_link=begun.may_link and draft.may_link,
         compress=begun.compress,
+        bytes_per_second=begun.bytes_per_second,
     )
 
 
@@ -413,13 +373,3 @@ def _size_bytes(draft: Draft) -> int:
     links = draft.parent is not None and draft.may_link
     written = (slot for slot in draft.slots if not (links and slot.name in draft.unchanged))
     return sum(slot.end - slot.start for slot in written) + draft.image_bytes
-
-
-def _reason_fields(error: BaseException, where: str = "") -> dict[str, Any]:
-    """Return the fields of a message about an error, prefixed by `where` unless the error names its rank."""
-    where = "" if isinstance(error, (_OtherRankFailed, IncompleteParts)) else where
-    return {"reason": where + describe_error(error), "torn": isinstance(error, NotPrepared) and error.torn}
-
-
-def _tag(number: int, stage: int) -> int:
-    return STAGES * number + stage

@@ -18,14 +18,23 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.checkpoint.stored_manifest import commit, has_copies, write_part
+from holdfast.checkpoint.stored_manifest import commit, copies_of, has_copies, write_part
 from holdfast.distributed.error_transport import describe_error
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
-from holdfast.format.encoding import Encoding, cut_blocks, encode_parts
-from holdfast.format.important import FileContents, PlacedTensor
-from holdfast.format.manifest_files import ManifestFile, encode_index, index_name, index_of, rank_entry
-from holdfast.format.parity_file import ParityCode, ParityFile, build_parity, parity_bytes
+from holdfast.format.encoding import Encoding
+from holdfast.format.manifest_files import (
+    ManifestFile,
+    StoredPart,
+    encode_index,
+    encode_structure,
+    index_name,
+    index_of,
+    part_of,
+    rank_entry,
+    structure_name,
+    structure_of,
+)
 from holdfast.save.draft import Draft, manifest_file_of
 from holdfast.save.reuse import Reuse, find_unchanged, stem_of
 from holdfast.store import CheckpointWriter, Store
@@ -35,6 +44,7 @@ if TYPE_CHECKING:
     from holdfast.incremental.planner import IncrementalPlanner
     from holdfast.save.host_state import HostImage
     from holdfast.save.layered_files import LayeredFiles
+    from holdfast.store.base import Pace
 
 logger = logging.getLogger("holdfast")
 
@@ -42,8 +52,8 @@ UNKNOWN_CONTENT_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
 """Errors of a device or file server after which the content on disk is unknown. A second fsync of the file may
 succeed without writing, so the checkpoint is written again to new files."""
 
-PLAIN, ENCODED = ".safetensors", ".planes"
-"""How the names of files end."""
+PLAIN = ".safetensors"
+"""How the names of plain files end."""
 ENCODED_FILE_BYTES = 256 << 20
 """Tensors that are encoded in one file, so that as much memory is enough; a larger one has a file to itself."""
 
@@ -55,6 +65,8 @@ def write_checkpoint(
     marker: Path | None = None,
     planner: IncrementalPlanner | None = None,
     image: HostImage | None = None,
+    *,
+    pace: Pace | None = None,
 ) -> Draft:
     """Write and commit a checkpoint, or write this rank's part of one that rank 0 began.
 
@@ -64,6 +76,7 @@ def write_checkpoint(
         marker: path of the completion marker; None if the memory does not outlive the process.
         planner: decides which tensors are written in part; without it, all are written in full.
         image: tensors that are not among the bytes, and that a forked child writes.
+        pace: limits the rate of what is written.
 
     Returns:
         The draft with what was written.
@@ -71,22 +84,26 @@ def write_checkpoint(
     Raises:
         Fenced, FileExistsError, OSError: as the store's writer does; the partial checkpoint is removed.
     """
-    writing = _Writing(store, draft, payload, marker, image)
+    writing = CheckpointFiles(store, draft, payload, marker, image, pace)
     try:
         layered = _plan_layers(planner, draft, payload)
         whole = draft
         if layered is not None:
             whole = msgspec.structs.replace(draft, unchanged=draft.unchanged - layered.names)
         reuse = find_unchanged(store, whole, writing.tensors)
-        if draft.folder is not None:
-            return writing.part(draft.folder, reuse, layered)
         try:
+            if draft.folder is not None:
+                return writing.part(draft.folder, reuse, layered)
             return writing.attempt(reuse, layered)
         except OSError as error:
             if error.errno not in UNKNOWN_CONTENT_ERRORS:
                 raise
-        if planner is not None:  # the second try has no layered files
-            planner.settle(draft.id, is_durable=False)
+            if planner is not None:  # what was linked may be damaged, and the second try has no layered files
+                planner.begin_anew()
+            if image is not None:
+                image.begin_anew()
+            if draft.folder is not None:
+                raise
         return writing.attempt(Reuse(), None)
     finally:
         # the payload may change once this returns, also after an error
@@ -98,19 +115,15 @@ def _plan_layers(planner: IncrementalPlanner | None, draft: Draft, payload: memo
         return None
     from holdfast.save.layered_files import plan_layers
 
-    try:
-        return plan_layers(planner, draft, payload)
-    except (MemoryError, RuntimeError):  # also of torch: a plan only saves space
-        _warn_once()
-        return None
+    return plan_layers(planner, draft, payload)
 
 
 @functools.cache
-def _warn_once() -> None:
-    logger.warning("the rows that changed cannot be found, so tensors are written in full", exc_info=True)
+def _warn_once(what: str) -> None:
+    logger.warning(what, exc_info=True)
 
 
-class _Writing:
+class CheckpointFiles:
     """The write of one checkpoint, in one or two tries."""
 
     def __init__(
@@ -120,9 +133,10 @@ class _Writing:
         payload: memoryview,
         marker: Path | None = None,
         image: HostImage | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self._store, self._draft, self._payload, self._marker = store, draft, payload, marker
-        self._image = image
+        self._image, self._pace = image, pace
         self._header = draft.header()
         self._file = f"{stem_of(draft.rank)}{PLAIN}"
         self._replace = draft.replaces
@@ -150,8 +164,29 @@ class _Writing:
         written = self._write_image(writer, self._write(writer, reuse, layered))
         index = encode_index(index_of(written.files, written.tensors, written.own_state))
         write_part(writer, index_name(draft.rank), index, copied=has_copies(written.files))
+        structure = self._link_or_write_structure(writer, written)
         writer.make_durable()
-        return msgspec.structs.replace(written, index=rank_entry(index, written.files))
+        return msgspec.structs.replace(written, index=rank_entry(index, structure, written.files))
+
+    def _link_or_write_structure(self, writer: CheckpointWriter, written: Draft) -> StoredPart:
+        """Link the structure of this rank from the parent if that has the same; with its copies."""
+        data = encode_structure(list(map(structure_of, written.tensors)))
+        part = part_of(data)
+        name = structure_name(part, written.rank)
+        for each in (name, *(copies_of(name) if has_copies(written.files) else ())):
+            if not self._link_from_parent(writer, each, len(data)):
+                writer.write(each, [data])
+        return part
+
+    def _link_from_parent(self, writer: CheckpointWriter, name: str, size_bytes: int) -> bool:
+        job, parent = self._draft.job, self._draft.parent
+        if parent is None or not self._draft.may_link:
+            return False
+        try:
+            writer.copy_file(job, parent, name, only_link=True, size_bytes=size_bytes)
+        except (DamagedCheckpoint, OSError):
+            return False
+        return True
 
     def _stored_bytes(self, reuse: Reuse, layered: LayeredFiles | None) -> int:
         code = self._draft.parity
@@ -159,7 +194,11 @@ class _Writing:
         linked_bytes += layered.linked_bytes if layered is not None else 0
         size_bytes = len(self._header) + len(self._payload) - linked_bytes
         size_bytes += self._image.size_bytes if self._image is not None else 0
-        return size_bytes + (parity_bytes(code, size_bytes) if code is not None else 0)
+        if code is None:
+            return size_bytes
+        from holdfast.format.parity_stripes import parity_bytes  # few jobs have parity
+
+        return size_bytes + parity_bytes(code, size_bytes)
 
     def _write(self, writer: CheckpointWriter, reuse: Reuse, layered: LayeredFiles | None) -> Draft:
         """Link what can be reused and write the rest."""
@@ -181,7 +220,7 @@ class _Writing:
             if not held and stem != stem_of(rank):
                 continue
             for number, group in enumerate(self._groups(held)):
-                moved, runs = _closed_up(group)
+                moved, runs = closed_up(group)
                 header = self._draft.header(moved)
                 name = f"{stem}.{number}" if number else stem
                 file, seconds = self._write_group(writer, name, header, moved, group, runs)
@@ -204,7 +243,7 @@ class _Writing:
         """Have the forked child write its tensors, and add them to what was written."""
         if self._image is None:
             return written
-        return self._image.add_to(written, writer, f"{stem_of(self._draft.rank)}.host{PLAIN}", self._entry)
+        return self._image.add_to(written, writer, self, self._entry, self._pace)
 
     def _groups(self, slots: list[fmt.TensorRange]) -> list[list[fmt.TensorRange]]:
         """Return the tensors of each file: what is encoded is held in memory, so that such files are limited."""
@@ -228,25 +267,38 @@ class _Writing:
     ) -> tuple[fmt.File, float]:
         """Write a file, encoded where that is requested and makes it smaller."""
         if self._draft.compress:
-            started = time.perf_counter()
-            ranges = ((slot.start, slot.end, _number_bytes(slot.dtype)) for slot in slots)
             with contextlib.suppress(MemoryError):  # it is then written as it is
-                parts, encoding = encode_parts(header, self._payload, cut_blocks(ranges))
-                if encoding is not None:
-                    self._encode_seconds += time.perf_counter() - started
-                    return self.write_file(writer, f"{stem}{ENCODED}", header, moved, parts, encoding)
-            self._encode_seconds += time.perf_counter() - started
+                if (encoded := self._encoded(header, slots)) is not None:
+                    suffix, parts, encoding = encoded
+                    return self.write_file(writer, f"{stem}{suffix}", header, moved, parts, encoding)
         pieces = [self._payload[start:end] for start, end in runs]
         return self.write_file(writer, f"{stem}{PLAIN}", header, moved, pieces)
+
+    def _encoded(
+        self, header: bytes, slots: Sequence[fmt.TensorRange]
+    ) -> tuple[str, Sequence[memoryview | bytes], Encoding] | None:
+        """Encode a file; return the suffix of its name, its bytes and their description. None: it stays plain."""
+        from holdfast.format.file_transforms import cut_blocks, encode_parts, file_transform  # few jobs compress
+
+        started, name = time.perf_counter(), self._draft.transform
+        ranges = ((slot.start, slot.end, _number_bytes(slot.dtype)) for slot in slots)
+        try:
+            parts, encoding = encode_parts(name, header, self._payload, cut_blocks(ranges))
+            return None if encoding is None else (file_transform(name).suffix, parts, encoding)
+        except MemoryError:
+            raise
+        except Exception:  # of another package, which may raise anything
+            _warn_once(f"the file transform {name} fails, so files are written as they are")
+            return None
+        finally:
+            self._encode_seconds += time.perf_counter() - started
 
     def link(self, writer: CheckpointWriter, file: fmt.File, source: str | None) -> bool:
         """Link a file of the checkpoint `source` and its parity file. If that fails, its tensors are written."""
         job, parent = self._draft.job, source
         assert parent is not None
         try:
-            with self._store.open_file(job, parent, file.name) as opened:
-                fmt.check_size(file, opened.size_bytes)
-            writer.copy_file(job, parent, file.name, only_link=True)
+            writer.copy_file(job, parent, file.name, only_link=True, size_bytes=file.size_bytes)
             if file.parity is not None:
                 writer.copy_file(job, parent, file.parity.name, only_link=True)
         except (DamagedCheckpoint, OSError) as error:
@@ -269,14 +321,14 @@ class _Writing:
         """
         parts = payload if encoding is not None else [header, *payload]
         started = time.perf_counter()
-        writer.write(name, parts)
+        writer.write(name, parts, pace=self._pace)
         seconds = time.perf_counter() - started
-        moved_by = len(header)
-        tensors = (PlacedTensor(moved_by + each.start, moved_by + each.end, each.dtype) for each in slots)
-        contents = FileContents(len(header), tensors, encoding)
-        parity = write_parity(writer, self._draft.parity, name, parts, contents)
-        entry = _file(name, header, sum(map(len, parts)))
-        return msgspec.structs.replace(entry, parity=parity, encoding=encoding), seconds
+        entry = msgspec.structs.replace(file_of(name, header, sum(map(len, parts))), encoding=encoding)
+        if self._draft.parity is not None:
+            from holdfast.save.parity import with_parity  # few jobs have it
+
+            entry = with_parity(writer, self._draft.parity, entry, parts, slots, self._pace)
+        return entry, seconds
 
     def entries(self, slots: Sequence[fmt.TensorRange], name: str, header_bytes: int) -> dict[str, fmt.Tensor]:
         """Return the manifest entries of tensors that are in the file `name`, behind its header."""
@@ -301,7 +353,7 @@ class _Writing:
         if self._marker is not None:
             from holdfast.save import completion_marker  # only under a supervisor
 
-            file = _file(self._file, self._header, len(self._header) + len(self._payload))
+            file = file_of(self._file, self._header, len(self._header) + len(self._payload))
             with contextlib.suppress(OSError):  # only a resume from memory needs the marker
                 draft = msgspec.structs.replace(self._draft, files=[file], tensors=tensors)
                 completion_marker.write_marker(self._marker, draft)
@@ -337,7 +389,7 @@ class _Writing:
         )
 
 
-def _file(name: str, header: bytes, size_bytes: int) -> fmt.File:
+def file_of(name: str, header: bytes, size_bytes: int) -> fmt.File:
     return fmt.File(name=name, size_bytes=size_bytes, header_bytes=len(header), header_digest=fmt.digest(header))
 
 
@@ -346,7 +398,7 @@ def _number_bytes(dtype: str) -> int:
     return 4 if dtype == "C64" else fmt.ITEM_BYTES[dtype]
 
 
-def _closed_up(slots: Iterable[fmt.TensorRange]) -> tuple[list[fmt.TensorRange], list[tuple[int, int]]]:
+def closed_up(slots: Iterable[fmt.TensorRange]) -> tuple[list[fmt.TensorRange], list[tuple[int, int]]]:
     """Return slots without the space between them, and the ranges of the payload that they are in.
 
     The order stays, which keeps tensors aligned.
@@ -364,21 +416,3 @@ def _closed_up(slots: Iterable[fmt.TensorRange]) -> tuple[list[fmt.TensorRange],
 def _stored(of_shard: tuple[int, ...], shape: tuple[int, ...], last: int = 2) -> tuple[int, ...]:
     """Add the dimension of a complex tensor that is stored as pairs of real numbers."""
     return of_shard if len(of_shard) == len(shape) else (*of_shard, last)
-
-
-def write_parity(
-    writer: CheckpointWriter,
-    code: ParityCode | None,
-    payload: str,
-    parts: Sequence[memoryview | bytes],
-    contents: FileContents,
-) -> ParityFile | None:
-    """Compute and write the parity file of a payload file, whose bytes are `parts`; None without a code.
-
-    Raises what `CheckpointWriter.write` does.
-    """
-    if code is None:
-        return None
-    found, entry = build_parity(code, payload, parts, contents)
-    writer.write(entry.name, [found])
-    return entry

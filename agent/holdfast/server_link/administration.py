@@ -1,12 +1,18 @@
-"""The parts of the client for alerts, retention, users, keys and the audit log."""
+"""The parts of the client for alerts, approvals, retention, the account, users, keys and the audit log."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from holdfast.protocol.account import Account, AccountKey, AccountWindow
 from holdfast.protocol.administration import (
     Alert,
     AlertChannel,
     AlertDelivery,
+    AlertDetails,
     AlertRule,
+    AlertStep,
+    Approval,
     AuditEntry,
     NewToken,
     Person,
@@ -14,6 +20,7 @@ from holdfast.protocol.administration import (
 )
 from holdfast.protocol.analyses import ReportRetention
 from holdfast.protocol.fleet import Fleet
+from holdfast.protocol.stores import NewStoreLimit, NewStoreWeight, StoreInfo, StoreLimit
 from holdfast.server_link.json_client import JsonClient
 
 
@@ -46,6 +53,15 @@ class Alerts:
             return self._http.rows(Alert, "alerts", "/jobs/{job}/alerts", job, query=query)
         return self._http.rows(Alert, "alerts", "/alerts", query={"project": project, **query})
 
+    def details(self, alert: int) -> AlertDetails:
+        """Return an alert with its states, comments, messages and group. Raises NotFound."""
+        return self._http.fetch(AlertDetails, "GET", "/alerts/{alert}", alert)
+
+    def comment(self, job: str, alert: int, text: str) -> AlertStep:
+        """Comment on an alert, open or resolved. Raises NotFound and Invalid."""
+        path = "/jobs/{job}/alerts/{alert}/comments"
+        return self._http.fetch(AlertStep, "POST", path, job, alert, body={"text": text})
+
     def acknowledge(self, job: str, alert: int) -> Alert:
         """Acknowledge an alert. Raises NotFound, and Conflict if it has resolved."""
         return self._http.fetch(
@@ -68,9 +84,9 @@ class Alerts:
         )
 
     def change_rule(self, rule: str, *, project: str | None = None, **changes: float | str | bool) -> AlertRule:
-        """Change `enabled`, `severity`, `limit`, `for_seconds` or `jobs` of a rule; a new rule needs a `kind`.
+        """Change `enabled`, `severity`, `limit`, `for_seconds`, `jobs` or `runbook` of a rule.
 
-        Raises NotFound and Invalid.
+        A new rule needs a `kind`. Raises NotFound and Invalid.
         """
         return self._http.fetch(
             AlertRule,
@@ -92,17 +108,51 @@ class Alerts:
         )
 
     def add_channel(
-        self, name: str, target: str, *, least_severity: str = "warning", project: str | None = None
+        self,
+        name: str,
+        target: str,
+        *,
+        least_severity: str = "warning",
+        owner: str = "",
+        labels: Mapping[str, str] | None = None,
+        project: str | None = None,
     ) -> AlertChannel:
         """Add mail addresses or a URL. Only this response has the secret of a webhook.
+
+        Args:
+            owner: pattern of the owners of jobs whose alerts it receives; empty for any.
+            labels: patterns of the labels of these jobs by name; each must match.
 
         Raises:
             NotFound, NotPermitted, Invalid.
             Conflict: the server sends no mail, or no webhooks.
         """
-        body = {"name": name, "target": target, "least_severity": least_severity}
+        body = {
+            "name": name, "target": target, "least_severity": least_severity, "owner": owner,
+            "labels": dict(labels or {}),
+        }  # fmt: skip
         return self._http.fetch(
             AlertChannel, "POST", "/projects/{project}/alert-channels", project_of(self._http, project), body=body
+        )
+
+    def route_channel(
+        self,
+        channel: str,
+        *,
+        owner: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        least_severity: str | None = None,
+        project: str | None = None,
+    ) -> AlertChannel:
+        """Change which alerts a channel receives. What is `None` does not change.
+
+        Raises NotFound, NotPermitted and Invalid.
+        """
+        changes = {"owner": owner, "labels": labels, "least_severity": least_severity}
+        body = {name: value for name, value in changes.items() if value is not None}
+        path = "/projects/{project}/alert-channels/{channel}"
+        return self._http.fetch(
+            AlertChannel, "PATCH", path, project_of(self._http, project), channel, body=body, idempotent=True
         )
 
     def remove_channel(self, channel: str, *, project: str | None = None) -> None:
@@ -127,6 +177,30 @@ class Alerts:
         return self._http.rows(
             AlertDelivery, "deliveries", path, project_of(self._http, project), channel, query={"limit": limit}
         )
+
+
+class Approvals:
+    """Requests about protected jobs, which a second person approves or declines: `client.approvals`."""
+
+    def __init__(self, http: JsonClient) -> None:
+        self._http = http
+
+    def find(self, job: str) -> list[Approval]:
+        """Return the newest requests that need or needed approval, newest first. Raises NotFound."""
+        return self._http.rows(Approval, "approvals", "/jobs/{job}/approvals", job)
+
+    def approve(self, job: str, approval: str) -> Approval:
+        """Approve a request of another person, which is carried out at once.
+
+        Raises:
+            NotFound.
+            Conflict: it no longer waits, or cannot be carried out.
+        """
+        return self._http.fetch(Approval, "POST", "/jobs/{job}/approvals/{approval}/approve", job, approval)
+
+    def decline(self, job: str, approval: str) -> Approval:
+        """Decline a request, or withdraw your own. Raises NotFound, and Conflict if it no longer waits."""
+        return self._http.fetch(Approval, "POST", "/jobs/{job}/approvals/{approval}/decline", job, approval)
 
 
 class Accounts:
@@ -178,7 +252,7 @@ class Accounts:
 
 
 class Reports:
-    """Retention of what jobs reported to the server: `client.reports`."""
+    """Retention of what jobs reported to the server, and the account that sums it: `client.reports`."""
 
     def __init__(self, http: JsonClient) -> None:
         self._http = http
@@ -197,3 +271,56 @@ class Reports:
         return self._http.fetch(
             ReportRetention, "PATCH", "/projects/{project}/retention", project_of(self._http, project), body=limits
         )
+
+    def account(
+        self,
+        since: AccountWindow = "24h",
+        *,
+        by: AccountKey = "project",
+        project: str | None = None,
+        owner: str | None = None,
+        label: str | None = None,
+        store: str | None = None,
+    ) -> Account:
+        """Return GPU-hours by cause, saved work and bytes, summed by project, owner, label, store or job.
+
+        Args:
+            label: labels that all match, such as `team: vision`, separated by commas.
+
+        Raises:
+            Invalid: a value is unknown.
+        """
+        query = {"since": since, "by": by, "project": project, "owner": owner, "label": label, "store": store}
+        return self._http.fetch(Account, "GET", "/account", query=query)
+
+
+class Stores:
+    """Stores, what jobs write to them, and limits: `client.stores`."""
+
+    def __init__(self, http: JsonClient) -> None:
+        self._http = http
+
+    def find(self) -> list[StoreInfo]:
+        """Return the stores that your jobs write to, those with the highest rate first."""
+        return self._http.rows(StoreInfo, "stores", "/stores")
+
+    def get(self, store: str) -> StoreInfo:
+        """Return a store by its id. Raises NotFound."""
+        return self._http.fetch(StoreInfo, "GET", "/stores/{store}", store)
+
+    def limits(self) -> list[StoreLimit]:
+        """Return all limits."""
+        return self._http.rows(StoreLimit, "limits", "/store-limits")
+
+    def set_limit(self, limit: NewStoreLimit) -> StoreLimit:
+        """Limit what all jobs together write to a store or below an address. Raises Invalid and NotPermitted."""
+        return self._http.fetch(StoreLimit, "PUT", "/store-limits", body=limit, idempotent=True)
+
+    def remove_limit(self, target: str) -> None:
+        """Remove a limit; one that does not exist is removed already. Raises NotPermitted."""
+        self._http.call("DELETE", "/store-limits", query={"target": target}, idempotent=True)
+
+    def set_weight(self, store: str, job: str, weight: float) -> StoreInfo:
+        """Set the weight of a job in the division of a limit. Raises NotFound, Invalid and NotPermitted."""
+        body = NewStoreWeight(job=job, weight=weight)
+        return self._http.fetch(StoreInfo, "PUT", "/stores/{store}/weights", store, body=body, idempotent=True)

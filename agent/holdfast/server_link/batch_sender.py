@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 
 from holdfast.protocol.wire import Ack, Event
@@ -62,13 +62,13 @@ class BatchSender:
         flush_seconds: float,
         on_ack: Callable[[Ack], None],
         on_contact: Callable[[], None],
-        measure: Callable[[], Event | None] | None = None,
+        measures: Sequence[Callable[[], Event | None]] = (),
         quiet: bool = False,
     ) -> None:
         self._client, self._outbox = client, outbox
         self._flush_seconds, self._interval = flush_seconds, ReportInterval(flush_seconds)
         self._info, self._warning = (logging.DEBUG,) * 2 if quiet else (logging.INFO, logging.WARNING)
-        self._on_ack, self._on_contact, self._measure = on_ack, on_contact, measure
+        self._on_ack, self._on_contact, self._measures = on_ack, on_contact, measures
         self._backoff = Backoff()
         self._contact = "unknown"
         self._retry_at = 0.0
@@ -138,8 +138,9 @@ class BatchSender:
         if monotonic() < self._retry_at:
             self._outbox.store_events()
             return
-        if self._measure is not None and (measured := self._measure()) is not None:
-            self._outbox.event(measured)
+        for measure in self._measures:
+            if (measured := measure()) is not None:
+                self._outbox.event(measured)
         self._send_all()
 
     def _finish(self) -> None:
@@ -218,6 +219,8 @@ class BatchSender:
         self._contact = "unauthorized" if isinstance(reason, InvalidToken) else "lost"
         if before == self._contact:
             return
+        # one that has answered before may close a connection as well, when it stops or is overloaded
+        is_other = isinstance(reason, NotHttpServer) and before == "unknown"
         if isinstance(reason, InvalidToken):
             log.log(
                 self._warning,
@@ -231,7 +234,7 @@ class BatchSender:
                 self._warning,
                 "%s does not accept reports (%s). Training continues; reports are stored and sent later.",
                 self._client.server,
-                f"{reason}; this is not a Holdfast server" if isinstance(reason, NotHttpServer) else reason,
+                f"{reason}; this is not a Holdfast server" if is_other else reason,
             )
 
     def _log_rejection(self, reason: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
 
@@ -25,7 +25,7 @@ class ServerConnection:
         spool: directory for reports that no server accepts; `None` keeps them in memory, within bounds.
         flush_seconds: time between two batches. An empty one is a heartbeat.
         on_desired: called by a background thread with each new desired state.
-        measure: called by the sender's thread before it sends; returns one more event to send. It must not raise.
+        measures: called by the sender's thread before it sends; return more events to send. They must not raise.
         send_only: do not poll the desired state, and log at debug level; for all ranks but rank 0.
     """
 
@@ -41,7 +41,7 @@ class ServerConnection:
         spool: Path | None,
         flush_seconds: float = 1.0,
         on_desired: Callable[[Desired], None] | None = None,
-        measure: Callable[[], Event | None] | None = None,
+        measures: Sequence[Callable[[], Event | None]] = (),
         send_only: bool = False,
     ) -> None:
         self._job, self._send_only = job, send_only
@@ -54,11 +54,13 @@ class ServerConnection:
             flush_seconds=flush_seconds,
             on_ack=self._acknowledged,
             on_contact=self._poller.nudge,
-            measure=measure,
+            measures=measures,
             quiet=send_only,
         )
         self._started = False
         self._silent, self._pid = False, os.getpid()
+        self.answered_at = monotonic()
+        """When the server last acknowledged a batch, as `time.monotonic` counts."""
 
     @property
     def page(self) -> str:
@@ -112,5 +114,6 @@ class ServerConnection:
 
     def _acknowledged(self, ack: Ack) -> None:
         """Poll if the version changed: a proxy may cut long polls."""
+        self.answered_at = monotonic()
         if not self._send_only and self._poller.version not in (None, ack.version):
             self._poller.ask_now()

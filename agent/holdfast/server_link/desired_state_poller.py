@@ -100,10 +100,11 @@ class DesiredStatePoller:
         asked_at = monotonic()
         self._in_long_poll = True
         try:
-            known = self.newest.alert_pins
+            known = self.newest
             newer = self._client.desired(
-                self._job, after=self.newest.version, alert_pins=known, wait_seconds=WAIT_SECONDS
-            )
+                self._job, after=known.version, alert_pins=known.alert_pins, share_number=known.share_number,
+                wait_seconds=WAIT_SECONDS,
+            )  # fmt: skip
         finally:
             self._in_long_poll = False
         if newer is None or not _is_newer(newer, self.newest):
@@ -122,5 +123,6 @@ class DesiredStatePoller:
 
 
 def _is_newer(desired: Desired, known: Desired) -> bool:
-    same = desired.version == known.version
-    return desired.version > known.version or (same and desired.alert_pins != known.alert_pins)
+    if desired.version != known.version:
+        return desired.version > known.version
+    return (desired.alert_pins, desired.share_number) != (known.alert_pins, known.share_number)

@@ -394,16 +394,18 @@ class AgentClient(HttpClient):
         *,
         after: int | None = None,
         alert_pins: Sequence[str] | None = None,
+        share_number: int | None = None,
         wait_seconds: float = 0.0,
         limit_seconds: float | None = None,
     ) -> Desired | None:
-        """Return the desired state of `job`: at once, or with `after` once its version or `alert_pins` differ.
+        """Return the desired state of `job`: at once, or with `after` once its version or what follows differs.
 
         None: no newer one came within `wait_seconds`. Raises RequestFailed.
         """
         path = f"/api/v1/jobs/{quote(job, safe='')}/desired"
         if after is not None:
             known = "" if alert_pins is None else f"&alert_pins={','.join(alert_pins)}"
+            known += "" if share_number is None else f"&share_number={share_number}"
             path += f"?after={after}&wait={wait_seconds:g}{known}"
         seconds = wait_seconds + (REQUEST_SECONDS if limit_seconds is None else limit_seconds)
         response = self.exchange(

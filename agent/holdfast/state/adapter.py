@@ -31,6 +31,9 @@ Names = Mapping[int, str]
 class StateAdapter:
     """Adapter of one object of a session. This base class uses only `state_dict` and `load_state_dict`."""
 
+    schedule: Any = None
+    """The learning-rate schedule, if the object is one."""
+
     def __init__(self, keyword: str, item: Stateful) -> None:
         self.keyword, self._item = keyword, item
         self.construction = self._in_force = construction_of(item)

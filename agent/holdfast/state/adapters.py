@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -26,7 +26,6 @@ from holdfast.state.matching import (
 )
 from holdfast.state.optimizers import OptimizerAdapter, ParameterIds
 from holdfast.state.rng import StatefulGenerator
-from holdfast.state.schedules import SchedulerAdapter
 from holdfast.state.sharding import is_sharded
 from holdfast.state.tree import (
     LiveTensors,
@@ -184,15 +183,27 @@ class ModuleAdapter(StateAdapter):
         size_bytes = sum(t.nbytes for t in state.values() if isinstance(t, torch.Tensor))
         with one_thread_for(size_bytes), self._writable():
             self._item.load_state_dict(state)
-        holders = dict(self._item.named_modules(remove_duplicate=False))
+        holder_of = self._holders()
         for name, saved in decode(tree["buffers"], tensors, copy=False).items():
-            holder, _, last = name.rpartition(".")
-            buffers = own_buffers(holders[holder])
+            holder, last = holder_of(name)
+            buffers = own_buffers(holder)
             if (own := buffers.get(last)) is None:  # the first forward pass creates it, for example a cache
-                holders[holder].register_buffer(last, saved.clone(), persistent=False)
+                holder.register_buffer(last, saved.clone(), persistent=False)
             elif not self._copied(own, saved):
                 buffers[last] = saved.to(own.device, copy=True)
         self._freeze(tree["frozen"])
+
+    def _holders(self) -> Callable[[str], tuple[torch.nn.Module, str]]:
+        """Return a function from a buffer's name to its module and its name in that."""
+        if (holder_of := getattr(self._item, "holder_of", None)) is not None:  # stages of a pipeline
+            return holder_of  # type: ignore[no-any-return]
+        holders = dict(self._item.named_modules(remove_duplicate=False))
+
+        def holder_in_module(name: str) -> tuple[torch.nn.Module, str]:
+            path, _, last = name.rpartition(".")
+            return holders[path], last
+
+        return holder_in_module
 
     def _copied(self, own: torch.Tensor, saved: torch.Tensor) -> bool:
         """Copy into a buffer. Return False if elements that share memory have different values in `saved`."""
@@ -271,6 +282,8 @@ def adapter_for(keyword: str, item: Stateful, names: ParameterIds = dict) -> Sta
     if isinstance(item, Variables):
         return VariablesAdapter(keyword, item)
     if schedule_in(item) is not None:
+        from holdfast.state.schedules import SchedulerAdapter  # not every script has a schedule
+
         return SchedulerAdapter(keyword, item)
     if isinstance(item, torch.amp.GradScaler):
         return GradScalerAdapter(keyword, item)

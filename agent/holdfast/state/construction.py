@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import collections
 import copy
-import functools
 import inspect
 import logging
-import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,7 +36,7 @@ _PROGRESS = frozenset(
     ]
 )
 _OF_LOADERS = ("batch_size", "drop_last", "seed", "_shuffle")
-_MOST_ITEMS, _MOST_CHARACTERS, _DEPTH = 100, 200, 3
+_MOST_ITEMS, _MOST_CHARACTERS, DEPTH = 100, 200, 3
 _ABSENT = object()
 Groups = list[dict[str, Any]]
 
@@ -115,16 +113,16 @@ def _construction_of(item: Any) -> Construction:
         settings = {f"{number}.{name}": v for number, group in groups for name, v in group_settings(group).items()}
         return Construction(type(item).__name__, settings)
     if isinstance(item, torch.amp.GradScaler):
-        return Construction("GradScaler", _settings_in(item.state_dict(), 1), {"enabled": item.is_enabled()})
+        return Construction("GradScaler", settings_in(item.state_dict(), 1), {"enabled": item.is_enabled()})
     schedule = schedule_in(item)
     if schedule is None and isinstance(getattr(item, "optimizer", None), Optimizer):
         schedule = item  # a schedule of another library, or of the script
     if schedule is not None:
-        state = schedule.state_dict()
-        settings, functions = _settings_in(state, _DEPTH), _functions_of(schedule)
-        return Construction(_kind_of(schedule), settings, functions, frozenset(_arguments_of(schedule)))
-    fixed = loader_settings(item) | _plain_items(getattr(item, "script_settings", {}))
-    return Construction(type(item).__name__, _plain_items(getattr(item, "replaced_settings", {})), fixed)
+        from holdfast.state.schedules import construction_of_schedule
+
+        return construction_of_schedule(schedule)
+    fixed = loader_settings(item) | plain_items(getattr(item, "script_settings", {}))
+    return Construction(type(item).__name__, plain_items(getattr(item, "replaced_settings", {})), fixed)
 
 
 def loader_settings(item: Any) -> dict[str, Any]:
@@ -133,7 +131,7 @@ def loader_settings(item: Any) -> dict[str, Any]:
     if "dataset" not in own:
         return {}
     found = {name: own[name] for name in _OF_LOADERS if name in own}
-    return _plain_items({name.lstrip("_"): value for name, value in found.items()})
+    return plain_items({name.lstrip("_"): value for name, value in found.items()})
 
 
 def schedule_in(item: Any) -> LRScheduler | None:
@@ -147,9 +145,9 @@ def schedule_in(item: Any) -> LRScheduler | None:
 
 def group_settings(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a parameter group; the learning rate without what a schedule made of it."""
-    found = _plain_items({name: value for name, value in group.items() if name not in _NO_SETTINGS})
+    found = plain_items({name: value for name, value in group.items() if name not in _NO_SETTINGS})
     if "initial_lr" in group and "lr" in found:
-        found["lr"] = _plain(group["initial_lr"])
+        found["lr"] = plain_value(group["initial_lr"])
     return found
 
 
@@ -175,91 +173,34 @@ def settings_of_state(item: object, state: Any) -> dict[str, Any]:
         }
     if (schedule := schedule_in(item)) is not None:
         arguments = inspect.signature(type(schedule).__init__).parameters.keys()
-        return {name: value for name, value in _settings_in(state, 1).items() if name in arguments}
-    return _settings_in(state, 1) if isinstance(item, torch.amp.GradScaler) and state else {}
+        return {name: value for name, value in settings_in(state, 1).items() if name in arguments}
+    return settings_in(state, 1) if isinstance(item, torch.amp.GradScaler) and state else {}
 
 
-def _settings_in(state: Any, depth: int) -> dict[str, Any]:
+def settings_in(state: Any, depth: int) -> dict[str, Any]:
     """Return the plain values of a state by path, also of schedules within a schedule."""
     if not isinstance(state, Mapping):
         return {}
-    found = _plain_items({key: v for key, v in state.items() if key not in _NO_SETTINGS | _PROGRESS})
+    found = plain_items({key: v for key, v in state.items() if key not in _NO_SETTINGS | _PROGRESS})
     inner = state.get("_schedulers")
     if depth > 1 and isinstance(inner, (list, tuple)):
         for number, each in enumerate(inner):
-            found |= {f"{number}.{path}": value for path, value in _settings_in(each, depth - 1).items()}
+            found |= {f"{number}.{path}": value for path, value in settings_in(each, depth - 1).items()}
         if isinstance(milestones := state.get("_milestones"), list):
-            found |= _plain_items({"milestones": milestones})
+            found |= plain_items({"milestones": milestones})
     functions = state.get("lr_lambdas")
     for number, each in enumerate(functions if isinstance(functions, (list, tuple)) else ()):
         if isinstance(each, Mapping):  # an object with attributes
-            found |= {f"lr_lambdas.{number}.{name}": value for name, value in _plain_items(each).items()}
+            found |= {f"lr_lambdas.{number}.{name}": value for name, value in plain_items(each).items()}
     return found
 
 
-def _kind_of(schedule: Any) -> str:
-    inner = [_kind_of(each) for each in attributes(schedule).get("_schedulers", ())]
-    return f"{type(schedule).__name__}({', '.join(inner)})" if inner else type(schedule).__name__
-
-
-def _arguments_of(schedule: Any) -> Iterator[str]:
-    for kind in type(schedule).__mro__[:-1]:
-        yield from inspect.signature(kind).parameters
-    for inner in attributes(schedule).get("_schedulers", ()):
-        yield from _arguments_of(inner)
-
-
-def _functions_of(item: Any, depth: int = _DEPTH) -> dict[str, Any]:
-    """Return the values that functions of a schedule use, such as the length of a warm-up, by path."""
-    found: dict[str, Any] = {}
-    for name, value in attributes(item).items():
-        for number, each in enumerate(value if isinstance(value, (list, tuple)) else [value]):
-            if isinstance(each, (types.FunctionType, types.MethodType, functools.partial)):
-                found |= {f"{name}.{number}.{n}": v for n, v in _used_by(each, _DEPTH).items()}
-            elif name == "_schedulers" and depth:
-                found |= {f"{number}.{path}": v for path, v in _functions_of(each, depth - 1).items()}
-    return found
-
-
-def _used_by(function: Any, depth: int) -> dict[str, Any]:
-    """Return the plain values that a function uses: arguments of a partial, variables, constants."""
-    if not depth:
-        return {}
-    if isinstance(function, functools.partial):
-        named = dict(zip(_arguments(function.func), function.args, strict=False)) | function.keywords
-        return _used_by(function.func, depth - 1) | _plain_items(named)
-    if isinstance(function, types.MethodType):
-        return _used_by(function.__func__, depth) | _attributes_used(function.__func__, function.__self__)
-    if not isinstance(function, types.FunctionType):
-        return {}
-    variables = inspect.getclosurevars(function)
-    found = _plain_items({**variables.globals, **variables.nonlocals})
-    for value in (*variables.globals.values(), *variables.nonlocals.values()):
-        if isinstance(value, (types.FunctionType, functools.partial)):
-            found = _used_by(value, depth - 1) | found
-        elif not isinstance(value, (type, types.ModuleType)):
-            found = _attributes_used(function, value) | found
-    if constants := [each for each in function.__code__.co_consts if isinstance(each, float)]:
-        found[f"constants of {function.__name__}"] = constants
-    return found
-
-
-def _arguments(function: Any) -> Collection[str]:
-    return inspect.signature(function).parameters if callable(function) else ()
-
-
-def _attributes_used(function: Any, item: object) -> dict[str, Any]:
-    """Return the plain attributes of a namespace or an object that the code of a function names."""
-    own = attributes(item)
-    return _plain_items({name: own[name] for name in function.__code__.co_names if name in own})
-
-
-def _plain_items(values: Mapping[Any, Any]) -> dict[str, Any]:
-    plain = ((name, _plain(value)) for name, value in values.items() if isinstance(name, str))
+def plain_items(values: Mapping[Any, Any]) -> dict[str, Any]:
+    plain = ((name, plain_value(value)) for name, value in values.items() if isinstance(name, str))
     return {name: value for name, value in plain if value is not _ABSENT}
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """Return a value as JSON has it; `_ABSENT` for what is no setting."""
     if value is None or isinstance(value, (bool, int, float)):
         is_exact = not isinstance(value, float) or value - value == 0
@@ -267,14 +208,14 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str):
         return value if len(value) <= _MOST_CHARACTERS and value.isprintable() else _ABSENT
     if isinstance(value, torch.Tensor) or hasattr(value, "dtype"):
-        return _plain(value.item()) if getattr(value, "ndim", 1) == 0 and not _is_remote(value) else _ABSENT
+        return plain_value(value.item()) if getattr(value, "ndim", 1) == 0 and not _is_remote(value) else _ABSENT
     if isinstance(value, collections.Counter):
-        return _plain(sorted(value.elements()))
+        return plain_value(sorted(value.elements()))
     if isinstance(value, dict) and len(value) <= _MOST_ITEMS:
-        entries = _plain_items(value)
+        entries = plain_items(value)
         return entries if len(entries) == len(value) else _ABSENT
     if isinstance(value, (list, tuple)) and len(value) <= _MOST_ITEMS:
-        items = [_plain(item) for item in value]
+        items = [plain_value(item) for item in value]
         return items if _ABSENT not in items else _ABSENT
     return _ABSENT
 
@@ -295,19 +236,6 @@ def set_value_at(state: Any, path: str, value: Any) -> None:
     """Set the value of a setting in a `state_dict()`."""
     holder, name = _holder_of(state, path)
     holder[name] = value
-
-
-def take_settings(state: Any, saved: Any, there: Construction, here: Construction, kept: Collection[str]) -> None:
-    """Set arguments of a schedule in its state before training to those of a checkpoint, except those to keep."""
-    for path, value in there.settings.items():
-        if (
-            path in here.settings
-            and path not in kept
-            and not here.is_derived(path)
-            and value != here.settings[path]
-        ):
-            now = value_at(saved, path)
-            set_value_at(state, path, now if _plain(now) == value else value)
 
 
 def _holder_of(state: Any, path: str) -> tuple[Any, str]:

@@ -20,7 +20,7 @@ import torch
 
 from holdfast.accelerators import is_current
 from holdfast.format.manifest import Shard
-from holdfast.state.sharding import is_repeated, is_sharded, is_stored_here, local, place_of
+from holdfast.state.sharding import is_sharded, local
 from holdfast.state.tree import NUMPY, Tree, largest_span, memory_span
 
 logger = logging.getLogger("holdfast")
@@ -53,6 +53,7 @@ class Encoder:
         step_storages: addresses of storages that only an optimizer's step writes to.
         warned: paths that were warned of; each new one is added.
         shared_storages: addresses of storages whose contents are the same on all ranks.
+        stage_ranks: the ranks with the same stages of a pipeline as this one, if there are others.
         trained: called when a tensor may be a parameter outside all modules.
         known: an earlier encoder, whose names of tensors stay valid.
     """
@@ -63,6 +64,7 @@ class Encoder:
         warned: set[str],
         shared_storages: Collection[int] = (),
         *,
+        stage_ranks: Collection[int] = (),
         trained: Callable[[], Trained] = dict,
         known: Encoder | None = None,
     ) -> None:
@@ -83,7 +85,7 @@ class Encoder:
         self.shared: set[str] = set()
         """Names of tensors that are the same on all ranks."""
         self._step_storages, self._warned, self._shared_storages = step_storages, warned, shared_storages
-        self._trained = trained
+        self._trained, self._stage_ranks = trained, stage_ranks
         self._known: ChainMap[tuple[Any, ...], str] = ChainMap({}, *([known._known] if known else []))
         self._spans: ChainMap[int, list[tuple[int, int, str, bool]]]
         self._spans = ChainMap({}, *([known._spans] if known else []))
@@ -316,9 +318,11 @@ class Encoder:
         if deferred:
             self.optimizer_state.add(name)
         if is_sharded(whole):
+            from holdfast.state.sharded_tensors import is_repeated, is_stored_here, place_of
+
             self.sharded[name] = whole
             self.places[name] = place_of(name, whole)
-            if not is_stored_here(name, whole):
+            if not is_stored_here(name, whole, self._stage_ranks):
                 self.elsewhere.add(name)
             if is_repeated(whole):
                 self.repeated.add(name)

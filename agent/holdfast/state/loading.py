@@ -6,14 +6,13 @@ import difflib
 import logging
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint, RestoreFailed
 from holdfast.format.manifest import MANIFEST
-from holdfast.format.resharding import Region
-from holdfast.format.shards import names_in
+from holdfast.format.shards import Region, names_in
 from holdfast.state.adapter import StateAdapter
 from holdfast.state.adapters import adapter_for
 from holdfast.state.construction import SettingDifference
@@ -22,10 +21,13 @@ from holdfast.state.gradients import require_gradients, restore_gradients
 from holdfast.state.matching import renamed, unwrapped_names
 from holdfast.state.optimizers import OptimizerAdapter
 from holdfast.state.rng import StatefulGenerator, branch_rng, require_rng, restore_rng, rng_state
-from holdfast.state.schedules import SchedulerAdapter
-from holdfast.state.sharding import is_sharded, is_sharding_in_use, local, place_of, shard_like
+from holdfast.state.sharding import is_sharded, is_sharding_in_use, local
 from holdfast.state.tree import LiveTensors, Shapes, Tensors, Tree, decode, require_readable, trained_tensors
-from holdfast.state.wrappers import checkpointable, optimizers_in, unwrapped
+from holdfast.state.wrappers import checkpointable, given_modules, optimizers_in, unwrapped
+
+if TYPE_CHECKING:
+    from holdfast.state.schedules import SchedulerAdapter
+    from holdfast.state.stages import StageLayout
 
 logger = logging.getLogger("holdfast")
 
@@ -34,10 +36,14 @@ class LoadableObjects:
     """The objects of a session by keyword, as a checkpoint is loaded into them."""
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
-        self.given = dict(objects)
         self.objects = {keyword: checkpointable(keyword, item) for keyword, item in objects.items()}
+        self.given_stages = {k: item for k, item in objects.items() if given_modules(item) is not None}
+        """Stages of a pipeline, in lists or as `PipelineStage`."""
+        self.given = dict(objects) | {keyword: self.objects[keyword] for keyword in self.given_stages}
         self.modules = {k: o for k, o in self.objects.items() if isinstance(o, torch.nn.Module)}
         self._adapters = {k: adapter_for(k, item, self._parameter_ids) for k, item in self.objects.items()}
+        self.stages: StageLayout | None = None
+        """Which ranks have which stages of a pipeline; `None` without one."""
         self._warned: set[str] = set()
         self._kept: set[str] = set()
         """Objects to leave as they are where the checkpoint of a resume does not fit them."""
@@ -140,10 +146,13 @@ class LoadableObjects:
 
     def regions(self, trees: Mapping[str, Tree], shapes: Shapes) -> dict[str, Region]:
         """Return the part that this rank needs of each tensor that is sharded here."""
-        trees = self._in_own_names(trees)
+        if not (sharded := self._sharded(self._in_own_names(trees), shapes)):
+            return {}
+        from holdfast.state.sharded_tensors import place_of
+
         return {
             name: Region(place_of(name, tensor).offsets, tuple(local(tensor).shape))
-            for name, tensor in self._sharded(trees, shapes).items()
+            for name, tensor in sharded.items()
         }
 
     def apply(
@@ -167,6 +176,8 @@ class LoadableObjects:
         """
         trees = self._in_own_names(trees)
         if sharded := self._sharded(trees, shapes):
+            from holdfast.state.sharded_tensors import shard_like
+
             parts = {name: shard_like(tensor, tensors[name]) for name, tensor in sharded.items()}
             tensors = {**tensors, **parts}
         self._load(trees, tensors, shapes, adopt=adopt, undo=undo)
@@ -215,6 +226,10 @@ class LoadableObjects:
         restore_rng(random)
 
     def _schedules(self) -> list[SchedulerAdapter]:
+        if not any(each.schedule is not None for each in self._adapters.values()):
+            return []
+        from holdfast.state.schedules import SchedulerAdapter
+
         return [each for each in self._adapters.values() if isinstance(each, SchedulerAdapter)]
 
     def _optimizer_of(self, schedule: SchedulerAdapter) -> OptimizerAdapter | None:

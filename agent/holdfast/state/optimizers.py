@@ -96,7 +96,7 @@ class OptimizerAdapter(StateAdapter):
         rest = {key: value for key, value in state.items() if key != "state"}
         return {
             "$pairs": [["state", {"$pairs": per_parameter}], *encoder.encode_pairs(keyword, rest)],
-            "parameters": self._labels(),
+            "parameters": self.labels(),
             "construction": self._in_force.tree(),
         }
 
@@ -110,7 +110,7 @@ class OptimizerAdapter(StateAdapter):
         pairs = [tree["$pairs"][0], *self._encoded[1]]
         return {**tree, "$pairs": pairs, "construction": self._in_force.tree()}
 
-    def _labels(self) -> list[list[Tree]]:
+    def labels(self) -> list[list[Tree]]:
         """Return the name of each parameter by group, or the shape of one that is in no module."""
         named: dict[int, str] = {}
         for name, parameter in self._names().items():

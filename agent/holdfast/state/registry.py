@@ -6,14 +6,15 @@ import functools
 import itertools
 import logging
 from collections import ChainMap
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from holdfast.format.manifest import Shard
+from holdfast.format.manifest import Manifest, Shard
+from holdfast.format.shards import is_module
 from holdfast.state.adapter import Names
 from holdfast.state.capture import Watch, WatchedState
 from holdfast.state.encoder import Encoder, Trained
@@ -34,7 +35,7 @@ from holdfast.state.sharding import (
     storages,
 )
 from holdfast.state.tree import Shapes, Tree
-from holdfast.state.wrappers import has_unseen_steps, is_optimizer, optimizers_in
+from holdfast.state.wrappers import given_modules, has_unseen_steps, is_optimizer, optimizers_in
 from holdfast.torch_internals import replicated_parameters, unsupported
 
 logger = logging.getLogger("holdfast")
@@ -78,9 +79,21 @@ class CapturedState:
 class Registry(LoadableObjects):
     """The objects of a session by keyword, on one rank of a job."""
 
-    def __init__(self, objects: Mapping[str, Any], rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self,
+        objects: Mapping[str, Any],
+        rank: int = 0,
+        world_size: int = 1,
+        gather: Callable[[bytes], list[bytes]] | None = None,
+    ) -> None:
         super().__init__(objects)
         self._rank, self._world_size = rank, world_size
+        if gather is not None and world_size > 1 and any(gather(b"stages" if self.given_stages else b"")):
+            from holdfast.state.stages import agree_on_stages  # only for pipelines
+
+            self.stages = agree_on_stages(self.given_stages, self._adapters, rank, gather)
+        self._sharing: Sequence[int] = range(world_size) if self.stages is None else self.stages.group
+        """The ranks that share tensors with this one: all, or those with the same stages of a pipeline."""
         self.optimizers = list(dict.fromkeys(o for item in self.objects.values() for o in optimizers_in(item)))
         """Optimizers whose step hooks run: given ones, and those inside a given wrapper."""
         self._updated = {k for k, item in self.objects.items() if k in self.modules or is_optimizer(item)}
@@ -93,7 +106,7 @@ class Registry(LoadableObjects):
 
     def limitations(self) -> list[str]:
         """Describe the guarantees that this version of torch does not allow."""
-        return unsupported(distributed=self._world_size > 1)
+        return [*unsupported(distributed=self._world_size > 1), *(self.stages.limitations if self.stages else ())]
 
     def stored_by_each_rank(self) -> list[str]:
         """Describe the modules of which every rank stores its own copy."""
@@ -104,6 +117,8 @@ class Registry(LoadableObjects):
         found = []
         for keyword, module in self.modules.items():
             parameters = list(module.parameters())
+            if self.stages is not None and keyword in self.stages.keywords:
+                continue
             if any(id(p) in trained for p in parameters) and not any(map(is_sharded, parameters)):
                 found.append(
                     f"{keyword}: each of the {self._world_size} ranks stores a full copy, because it is not "
@@ -170,6 +185,28 @@ class Registry(LoadableObjects):
             captured.must_match = {f"replicas {each.key}": each.current_digest() for each in witnesses}
         return captured
 
+    def localized(self, manifest: Manifest) -> Manifest:
+        """Return a manifest as this rank sees it: of ranks with different stages, the entries that it has here.
+
+        Raises:
+            IncompatibleCheckpoint: no rank of this job has an entry of the checkpoint.
+        """
+        if self.stages is None and not self._has_parts(manifest):
+            return manifest
+        from holdfast.state.stage_selection import localized  # only where ranks hold different names
+
+        return localized(manifest, self._rank, self.modules, self._adapters, self.stages)
+
+    def _has_parts(self, manifest: Manifest) -> bool:
+        """Return whether ranks hold modules with other entries than rank 0, as stages of a pipeline have."""
+        for trees in manifest.rank_states.values():
+            for keyword in self.modules.keys() & trees.keys():
+                first: Any = manifest.state.get(keyword)
+                other: Any = trees[keyword]
+                if not (is_module(first) and is_module(other)) or first["state"].keys() != other["state"].keys():
+                    return True
+        return False
+
     def round_trip(self, captured: CapturedState) -> RoundTrip:
         """Return a check that the objects would get back what `captured` holds."""
         shapes, refusal = shapes_of(captured), None
@@ -197,6 +234,8 @@ class Registry(LoadableObjects):
         shared_storages = {
             each for ddp in self.replicated.values() for each in storages(replicated_parameters(ddp))
         }
+        if self.stages is not None:
+            shared_storages.update(self.stages.storages(self.modules))
         encoder = self._encoder(step_storages, shared_storages)
         trees = {k: self._adapters[k].encode(self._adapters[k].state(), encoder, names) for k in watches}
         tensors = self._stored(encoder)
@@ -216,16 +255,18 @@ class Registry(LoadableObjects):
         )
 
     def _replicated(self) -> dict[str, DistributedDataParallel]:
-        """Find the given DistributedDataParallel modules that span all ranks."""
+        """Find the given DistributedDataParallel modules that span all ranks, or all with the same stages."""
         if not torch.distributed.is_initialized():
             return {}
-        names, world_size = self._parameter_names(), torch.distributed.get_world_size()
-        given = (item.modules() for item in self.given.values() if isinstance(item, torch.nn.Module))
+        names, ranks = self._parameter_names(), list(self._sharing)
+        parts = [part for item in self.given_stages.values() for part in given_modules(item) or ()]
+        parts += [item for item in self.given.values() if isinstance(item, torch.nn.Module)]
+        given = (part.modules() for part in parts)
         found = {
             names[id(first)]: each
             for each in itertools.chain.from_iterable(given)
             if isinstance(each, DistributedDataParallel)
-            and each.process_group.size() == world_size
+            and torch.distributed.get_process_group_ranks(each.process_group) == ranks
             and (first := next(each.parameters(), None)) is not None
         }
         return dict(sorted(found.items()))  # the same order on all ranks: queries of buckets are collective
@@ -241,14 +282,18 @@ class Registry(LoadableObjects):
             )
             return {each: place for each, place in places if each not in within}
 
-        return Encoder(step_storages, self._warned, shared_storages, trained=trained, known=known)
+        group = self.stages.group if self.stages is not None else ()
+        return Encoder(
+            step_storages, self._warned, shared_storages, stage_ranks=group, trained=trained, known=known
+        )
 
     def _stored(self, encoder: Encoder) -> dict[str, torch.Tensor]:
         """Return the encoded tensors that this rank stores."""
         if self._world_size == 1:
             return encoder.tensors
         sizes = [(name, encoder.tensors[name].nbytes) for name in encoder.shared]
-        elsewhere = {name for name, rank in assign_to_ranks(sizes, self._world_size).items() if rank != self._rank}
+        ranks, assigned = self._sharing, assign_to_ranks(sizes, len(self._sharing))
+        elsewhere = {name for name, number in assigned.items() if ranks[number] != self._rank}
         elsewhere |= encoder.elsewhere
         return {name: t for name, t in encoder.tensors.items() if name not in elsewhere}
 

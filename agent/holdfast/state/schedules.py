@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
+import types
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +16,19 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from holdfast.errors import IncompatibleCheckpoint
 from holdfast.state.adapter import StateAdapter
-from holdfast.state.construction import Construction, Groups, copied_groups, schedule_in, take_settings
+from holdfast.state.construction import (
+    DEPTH,
+    Construction,
+    Groups,
+    copied_groups,
+    plain_items,
+    plain_value,
+    schedule_in,
+    set_value_at,
+    settings_in,
+    value_at,
+)
+from holdfast.state.references import attributes
 from holdfast.state.tree import Shapes, Tree, require_readable
 from holdfast.state.wrappers import Stateful, require_attributes
 
@@ -25,7 +40,7 @@ class SchedulerAdapter(StateAdapter):
 
     def __init__(self, keyword: str, item: Stateful) -> None:
         super().__init__(keyword, item)
-        self.schedule: Any = schedule_in(item)
+        self.schedule = schedule_in(item)
         self._start: tuple[dict[str, Any], Groups] | None = None
         """State of the schedule and of its groups before training, to replay it from."""
         self._there = Construction()
@@ -91,6 +106,82 @@ class SchedulerAdapter(StateAdapter):
         reset = [{n: group[n] for n in (*_RATES, *self._cycled()) if n in group} for group in start]
         combined = [{**_without_params(group), **own} for group, own in zip(groups, reset, strict=True)]
         return replayed(self.schedule, state, combined, position_of(saved) - position_of(state))
+
+
+def construction_of_schedule(schedule: Any) -> Construction:
+    """Describe how a schedule was constructed."""
+    settings, functions = settings_in(schedule.state_dict(), DEPTH), _functions_of(schedule)
+    return Construction(_kind_of(schedule), settings, functions, frozenset(_arguments_of(schedule)))
+
+
+def _kind_of(schedule: Any) -> str:
+    inner = [_kind_of(each) for each in attributes(schedule).get("_schedulers", ())]
+    return f"{type(schedule).__name__}({', '.join(inner)})" if inner else type(schedule).__name__
+
+
+def _arguments_of(schedule: Any) -> Iterator[str]:
+    for kind in type(schedule).__mro__[:-1]:
+        yield from inspect.signature(kind).parameters
+    for inner in attributes(schedule).get("_schedulers", ()):
+        yield from _arguments_of(inner)
+
+
+def _functions_of(item: Any, depth: int = DEPTH) -> dict[str, Any]:
+    """Return the values that functions of a schedule use, such as the length of a warm-up, by path."""
+    found: dict[str, Any] = {}
+    for name, value in attributes(item).items():
+        for number, each in enumerate(value if isinstance(value, (list, tuple)) else [value]):
+            if isinstance(each, (types.FunctionType, types.MethodType, functools.partial)):
+                found |= {f"{name}.{number}.{n}": v for n, v in _used_by(each, DEPTH).items()}
+            elif name == "_schedulers" and depth:
+                found |= {f"{number}.{path}": v for path, v in _functions_of(each, depth - 1).items()}
+    return found
+
+
+def _used_by(function: Any, depth: int) -> dict[str, Any]:
+    """Return the plain values that a function uses: arguments of a partial, variables, constants."""
+    if not depth:
+        return {}
+    if isinstance(function, functools.partial):
+        named = dict(zip(_arguments(function.func), function.args, strict=False)) | function.keywords
+        return _used_by(function.func, depth - 1) | plain_items(named)
+    if isinstance(function, types.MethodType):
+        return _used_by(function.__func__, depth) | _attributes_used(function.__func__, function.__self__)
+    if not isinstance(function, types.FunctionType):
+        return {}
+    variables = inspect.getclosurevars(function)
+    found = plain_items({**variables.globals, **variables.nonlocals})
+    for value in (*variables.globals.values(), *variables.nonlocals.values()):
+        if isinstance(value, (types.FunctionType, functools.partial)):
+            found = _used_by(value, depth - 1) | found
+        elif not isinstance(value, (type, types.ModuleType)):
+            found = _attributes_used(function, value) | found
+    if constants := [each for each in function.__code__.co_consts if isinstance(each, float)]:
+        found[f"constants of {function.__name__}"] = constants
+    return found
+
+
+def _arguments(function: Any) -> Collection[str]:
+    return inspect.signature(function).parameters if callable(function) else ()
+
+
+def _attributes_used(function: Any, item: object) -> dict[str, Any]:
+    """Return the plain attributes of a namespace or an object that the code of a function names."""
+    own = attributes(item)
+    return plain_items({name: own[name] for name in function.__code__.co_names if name in own})
+
+
+def take_settings(state: Any, saved: Any, there: Construction, here: Construction, kept: Collection[str]) -> None:
+    """Set arguments of a schedule in its state before training to those of a checkpoint, except those to keep."""
+    for path, value in there.settings.items():
+        if (
+            path in here.settings
+            and path not in kept
+            and not here.is_derived(path)
+            and value != here.settings[path]
+        ):
+            now = value_at(saved, path)
+            set_value_at(state, path, now if plain_value(now) == value else value)
 
 
 def require_same_schedule(path: str, schedule: Any, state: Mapping[str, Any], kind: str, saved_kind: str) -> None:

@@ -1,6 +1,6 @@
-"""Sharded tensors: which part is on this rank, and which rank stores what several ranks hold.
+"""What several ranks hold: whether a tensor is sharded, and which rank stores one that is whole on all of them.
 
-The place of a DTensor (FSDP2, tensor parallelism) follows from its mesh. Tensors that are whole on all ranks are
+Tensors that are whole on all ranks are
 distributed among them for storing. A checksum shows whether they are equal: ranks that have diverged, by local
 steps, or pipeline stages whose parameters have the same names, would be restored as a mixture.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import sys
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ import torch
 
 from holdfast.format.manifest import Shard, digest
 from holdfast.system.host_memory import bytes_of, is_plain
-from holdfast.torch_internals import chunks_of, root_mesh
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -37,68 +35,12 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return the part of a tensor in this rank's memory: all of a plain one."""
-    return _local(tensor) if is_sharded(tensor) else tensor
+    return local_part(tensor) if is_sharded(tensor) else tensor
 
 
 def storages(tensors: Iterable[torch.Tensor]) -> Iterator[int]:
     """Return the addresses of the local storages of these tensors."""
     return (local(tensor).untyped_storage().data_ptr() for tensor in tensors)
-
-
-def place_of(name: str, tensor: torch.Tensor) -> Shard:
-    """Return the place of this rank's part in a sharded tensor.
-
-    Raises:
-        TypeError: the ranks hold partial sums of it, or a part that is not one block.
-    """
-    dtensor: Any = tensor
-    if any(placement.is_partial() for placement in dtensor.placements):
-        raise TypeError(f"{name}: the ranks hold partial sums of it ({dtensor.placements}); redistribute it first")
-    chunks = chunks_of(dtensor)
-    own = tuple(_local(dtensor).shape)
-    if len(chunks) != 1 or tuple(chunks[0].sizes) != own:
-        raise TypeError(f"{name}: this rank's part of it ({dtensor.placements}) is not one block")
-    return Shard(tuple(dtensor.shape), tuple(chunks[0].offsets))
-
-
-def is_repeated(tensor: torch.Tensor) -> bool:
-    """Whether other ranks have, or may have, this rank's part as well."""
-    dtensor: Any = tensor
-    mesh = dtensor.device_mesh
-    return root_mesh(mesh) is not mesh or any(each.is_replicate() for each in dtensor.placements)
-
-
-def is_stored_here(name: str, tensor: torch.Tensor) -> bool:
-    """Whether this rank stores its part. Among ranks with the same part, the choice depends on the name."""
-    dtensor: Any = tensor
-    mesh, coordinate = dtensor.device_mesh, dtensor.device_mesh.get_coordinate()
-    if coordinate is None:
-        return False  # this rank has no part of it
-    root = root_mesh(mesh)
-    if root is not mesh and mesh.mesh.min() != root.mesh.min():
-        # FSDP's mesh with tensor parallelism, for example: another submesh of the same root holds all of it too
-        return False
-    index, count = 0, 1
-    for dimension, placement in enumerate(dtensor.placements):
-        if placement.is_replicate():
-            index = index * mesh.size(dimension) + coordinate[dimension]
-            count *= mesh.size(dimension)
-    return index == zlib.crc32(name.encode()) % count
-
-
-def shard_like(template: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part as a tensor that is sharded like `template`."""
-    from torch.distributed.tensor import DTensor
-
-    dtensor: Any = template
-    return DTensor.from_local(
-        part.to(_local(dtensor).device),
-        dtensor.device_mesh,
-        dtensor.placements,
-        run_check=False,
-        shape=dtensor.shape,
-        stride=dtensor.stride(),
-    )
 
 
 def assign_to_ranks(sizes: Iterable[tuple[str, int]], world_size: int) -> dict[str, int]:
@@ -115,7 +57,8 @@ def assign_to_ranks(sizes: Iterable[tuple[str, int]], world_size: int) -> dict[s
     return found
 
 
-def _local(dtensor: DTensor | Any) -> torch.Tensor:
+def local_part(dtensor: DTensor | Any) -> torch.Tensor:
+    """Return the part of a sharded tensor in this rank's memory."""
     with torch.no_grad():  # with gradients it would be a view
         part: torch.Tensor = dtensor.to_local()
     return part

@@ -45,6 +45,10 @@ def checkpointable(keyword: str, item: Any) -> Stateful:
         return StatefulGenerator(item)
     if is_accelerator(item):
         return AcceleratorCounter(item)
+    if (parts := given_modules(item)) is not None:
+        from holdfast.state.stages import PipelineStages  # only for pipelines
+
+        item = PipelineStages(keyword, map(_unwrapped, parts))
     if not isinstance(item, Stateful):
         raise TypeError(f"Session({keyword}=...): {_no_state_dict(keyword, item)}")
     inside: Stateful = unwrapped(_unwrapped(item))
@@ -64,6 +68,18 @@ def checkpointable(keyword: str, item: Any) -> Stateful:
         if (instead := _NOT_SUPPORTED.get(type(part).__name__)) and type(part).__module__.startswith("torch."):
             raise TypeError(f"Session({keyword}=...): {type(part).__name__} is not supported: {instead}")
     return inside
+
+
+def given_modules(item: Any) -> list[nn.Module] | None:
+    """Return the modules of a list of pipeline stages, or of one `PipelineStage`; `None` for other objects."""
+    if isinstance(item, (list, tuple)):
+        parts = [each.submod if _is_pipeline_stage(each) else each for each in item]
+        return parts if all(isinstance(each, nn.Module) for each in parts) else None
+    return [item.submod] if _is_pipeline_stage(item) else None
+
+
+def _is_pipeline_stage(item: Any) -> bool:
+    return not isinstance(item, nn.Module) and hasattr(item, "stage_index") and hasattr(item, "submod")
 
 
 def _no_state_dict(keyword: str, item: Any) -> str:

@@ -17,18 +17,22 @@ from importlib.metadata import EntryPoint, entry_points
 
 from holdfast.store.base import CheckpointWriter, Leftover, Store, read_manifest
 from holdfast.store.local import LocalStore
-from holdfast.store.records import Attempt, Ending, Hold, Lineage, Pins, newest_attempt, newest_pins
+from holdfast.store.records import Attempt, Ending, Hold, Lineage, Pins, RecordedValue, newest_attempt, newest_pins
 
 __all__ = [
     "Attempt", "CheckpointWriter", "Ending", "Hold", "Leftover", "Lineage", "LocalStore", "Pins",
-    "Store", "is_directory", "newest_attempt", "newest_pins", "open_store", "open_tiers", "read_manifest",
+    "RecordedValue", "Store", "is_directory", "newest_attempt", "newest_pins", "open_store", "open_tiers",
+    "read_manifest",
 ]  # fmt: skip
 
 GROUP = "holdfast.stores"
 DIRECTORY = "file"
-_BUILT_IN = {DIRECTORY: "holdfast.store.local:open_directory", "s3": "holdfast.store.s3:open_s3"}
-_SCHEME = re.compile(r"([^/]*?)://|(s3):")
-_TIERS = re.compile(r"((?:file://)?/.*?)\+((?:[^/+]*://|s3:).+)")
+_BUILT_IN = {
+    DIRECTORY: "holdfast.store.local:open_directory", "s3": "holdfast.store.s3:open_s3",
+    "gs": "holdfast.store.gcs_and_azure:open_gcs", "az": "holdfast.store.gcs_and_azure:open_azure",
+}  # fmt: skip
+_SCHEME = re.compile(r"([^/]*?)://|(s3|gs|az):")
+_TIERS = re.compile(r"((?:file://)?/.*?)\+((?:[^/+]*://|(?:s3|gs|az):).+)")
 """A directory, and the store that its checkpoints are copied to."""
 
 

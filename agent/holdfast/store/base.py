@@ -50,14 +50,16 @@ class CheckpointWriter(Protocol):
         """
         ...
 
-    def copy_file(self, job: str, checkpoint: str, file: str, *, only_link: bool = False) -> None:
+    def copy_file(
+        self, job: str, checkpoint: str, file: str, *, only_link: bool = False, size_bytes: int | None = None
+    ) -> None:
         """Add a copy of a file of a committed checkpoint in this store, which may belong to another job.
 
         The copy takes no space where the store supports that, and stays when the original is deleted. With
         `only_link`, it is an OSError where the bytes would have to pass through this process.
 
         Raises:
-            DamagedCheckpoint: there is no such file.
+            DamagedCheckpoint: there is no such file, or none of `size_bytes`.
             Fenced, OSError: as `write`.
         """
         ...
@@ -113,6 +115,8 @@ class FileReader(ABC):
     """A file of a committed checkpoint, open for reading. A context manager."""
 
     size_bytes: int
+    seeks_freely = False
+    """Whether many small reads take about as long as a large one."""
 
     @abstractmethod
     def read_into(self, start: int, target: memoryview) -> None:
@@ -121,6 +125,12 @@ class FileReader(ABC):
         Raises:
             DamagedCheckpoint: the file is too short, or its storage device cannot read it.
             OSError: the store cannot be reached, which says nothing about the file.
+        """
+
+    def find_damage(self) -> None:  # noqa: B027  most readers read one file
+        """Do nothing, unless what is read is made of several files.
+
+        Otherwise raise DamagedCheckpoint, which names the one that differs from what was written, if one does.
         """
 
     def close(self) -> None:  # noqa: B027  most readers hold nothing open
@@ -162,6 +172,11 @@ class Store(RecordStore):
     def resident(self, job: str) -> list[str]:
         """List the committed checkpoints that take space where new ones are written, in the same order."""
         return self.checkpoints(job)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Addresses of the store, and of the one behind it that has copies, if there is one."""
+        return [self.url]
 
     def copies(self, job: str) -> Mapping[str, CopyPlace]:
         """Return where the checkpoints are that have a copy which takes no space there, as far as it is known."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.errors import DamagedCheckpoint
 from holdfast.store.base import Pace
+from holdfast.system.masking import mask_text
 
 if TYPE_CHECKING:
     from obstore import PutMode
@@ -31,9 +32,9 @@ PARTS_IN_FLIGHT = 8
 MOST_PARTS = 10_000
 """The most parts that every server accepts; a larger payload has larger parts."""
 RANGE_BYTES = 16 << 20
-MOST_COPIED_BYTES = 5 << 30
-"""Amazon S3 copies no larger object in one request."""
 PATIENCE_SECONDS = 30.0
+COPY_SECONDS = 600.0
+"""Most time that a server gets to complete a copy that it has accepted."""
 _NOT_PARTIAL = "non-partial response"
 
 T = TypeVar("T")
@@ -51,6 +52,13 @@ class NoSuchObject(FileNotFoundError):
 class Place(ABC):
     """A prefix in a bucket of a server, and how to connect to it; errors name all three."""
 
+    noun = "bucket"
+    """What the server calls a bucket."""
+    copies_later = False
+    """The server may answer a request for a copy before the copy exists."""
+    most_copied_bytes = 5 << 40
+    """Size of the largest object that the server copies in one request."""
+
     def __init__(self, url: str, bucket: str, prefix: str, server: str) -> None:
         self.url, self.bucket, self.prefix, self.server = url, bucket, prefix, server
 
@@ -66,8 +74,13 @@ class Place(ABC):
     def read_from_whole(self, client: Client, name: str, start: int, target: memoryview) -> None:
         """Read as `Bucket.read` from a server that ignores ranges and returns the whole object."""
 
+    def copy_by_parts(self, source: str, target: str, size_bytes: int) -> bool:
+        """Have the server copy an object that is too large for one request; False where it cannot."""
+        return False
+
     def error(self, number: int, sentence: str, kind: type[OSError] = OSError, **more: str) -> OSError:
-        return kind(number, sentence.format(bucket=self.bucket, server=self.server, **more), self.url)
+        named = f"{self.noun} {self.bucket}"
+        return kind(number, sentence.format(bucket=named, server=self.server, **more), self.url)
 
 
 class Bucket:
@@ -114,7 +127,10 @@ class Bucket:
         self._persist(lambda: self._put_new(name, data))
 
     def upload(self, name: str, parts: Sequence[memoryview | bytes], pace: Pace | None) -> None:
-        """Put a large object from its parts with several concurrent requests, without copying them."""
+        """Put a large object from its parts with several concurrent requests, without copying them.
+
+        The size of what the server stores is not checked.
+        """
         size = sum(len(part) for part in parts)
         failed: list[BaseException] = []
         try:
@@ -125,29 +141,32 @@ class Bucket:
             # the response to the last request may be lost, and a retry then finds no such upload
             if not (isinstance(error, Unanswered) and self._arrived(name, size)):
                 raise
-        if (found := self._size(name)) != size:
-            raise self.place.error(
-                errno.EIO,
-                "{server} received {size} bytes for {name} in bucket {bucket}, but stores {found}",
-                size=f"{size:,}", name=name, found=f"{found:,}",
-            )  # fmt: skip
 
     def copy(self, source: str, target: str, size_bytes: int, *, only_on_server: bool = False) -> None:
         """Copy an object, on the server where it supports that. NoSuchObject when there is no such source.
 
-        With `only_on_server`, it is an OSError where the server cannot copy it.
+        The size of the copy is not checked. With `only_on_server`, it is an OSError where the server cannot copy
+        it.
         """
-        if size_bytes > MOST_COPIED_BYTES or not self._copied(source, target):
+        if size_bytes > self.place.most_copied_bytes:
+            is_copied = self.place.copy_by_parts(source, target, size_bytes)
+        else:
+            is_copied = self._copied(source, target)
+        if not is_copied:
             if only_on_server:
-                raise self.place.error(
-                    errno.EOPNOTSUPP, "{server} cannot copy {name} in bucket {bucket}", name=source
-                )
+                raise self.place.error(errno.EOPNOTSUPP, "{server} cannot copy {name} in {bucket}", name=source)
             self._upload(target, self._pieces(source, size_bytes), size_bytes)
-        if (found := self._size(target)) != size_bytes:
+        elif self.place.copies_later:
+            self._await_copy(target, size_bytes)
+
+    def require_size(self, name: str, size_bytes: int, found: int | None = None) -> None:
+        """Raise an OSError unless an object has the size that was sent; without `found`, the server is asked."""
+        found = self._size(name) if found is None else found
+        if found != size_bytes:
             raise self.place.error(
                 errno.EIO,
-                "{server} copied {size} bytes to {name} in bucket {bucket}, but stores {found}",
-                size=f"{size_bytes:,}", name=target, found=f"{found:,}",
+                "{server} received {size} bytes for {name} in {bucket}, but stores {found}",
+                size=f"{size_bytes:,}", name=name, found=f"{found:,}",
             )  # fmt: skip
 
     def read(self, name: str, start: int, target: memoryview) -> None:
@@ -159,8 +178,9 @@ class Bucket:
     def delete(self, names: Iterable[str]) -> None:
         import obstore
 
-        with self._explained():
-            for name in names:
+        for name in names:
+            # some servers refuse to delete what is not there, such as an object whose deletion was not answered
+            with contextlib.suppress(NoSuchObject), self._explained():
                 obstore.delete(self._requests, name)
 
     def wait(self, at_most_seconds: float) -> None:
@@ -169,13 +189,13 @@ class Bucket:
 
     def _put_new(self, name: str, data: bytes) -> None:
         import obstore
-        from obstore.exceptions import AlreadyExistsError
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         mode: PutMode = "create" if self._takes_conditions else "overwrite"
         try:
-            with self._explained(AlreadyExistsError):
+            with self._explained(AlreadyExistsError, PreconditionError):
                 obstore.put(self._requests, name, data, mode=mode, use_multipart=False)
-        except AlreadyExistsError:
+        except (AlreadyExistsError, PreconditionError):
             if self.get(name) != data:  # equal bytes come from an earlier try whose response was lost
                 url = f"{self.place.url}/{name}"
                 raise FileExistsError(errno.EEXIST, "an object of that name exists", url) from None
@@ -199,6 +219,14 @@ class Bucket:
             )
             return False
         return True
+
+    def _await_copy(self, name: str, size_bytes: int) -> None:
+        """Wait for a copy that was accepted: until it is complete, the object is empty."""
+        deadline, wait_seconds = time.monotonic() + COPY_SECONDS, 0.05
+        while (found := self._size(name)) != size_bytes and time.monotonic() + wait_seconds < deadline:
+            self.wait(wait_seconds)
+            wait_seconds = min(2 * wait_seconds, 5)
+        self.require_size(name, size_bytes, found)
 
     def _pieces(self, name: str, size_bytes: int) -> Iterator[memoryview]:
         for start in range(0, size_bytes, RANGE_BYTES):
@@ -266,7 +294,7 @@ class Bucket:
         if os.getpid() != self._process:
             raise self.place.error(
                 errno.ENOTSUP,
-                "bucket {bucket} cannot be used after a fork: the threads of obstore exist in the parent only",
+                "{bucket} cannot be used after a fork: the threads of obstore exist in the parent only",
             )
         try:
             yield
@@ -275,7 +303,7 @@ class Bucket:
         except BaseException as error:  # a panic in Rust is not an Exception
             if not isinstance(error, (BaseError, FileNotFoundError)) and type(error).__name__ != "PanicException":
                 raise
-            logger.debug("%s: %s", self.place.url, error)  # a page long
+            logger.debug("%s: %s", self.place.url, mask_text(str(error)))  # a page long
             raise self.place.explain(error) from None
 
     def _persist(self, call: Callable[[], T]) -> T:

@@ -272,9 +272,14 @@ class LocalWriter:
         with self._unless_cleared_away():
             write(self._files, self._temporary / file)
 
-    def copy_file(self, job: str, checkpoint: str, file: str, *, only_link: bool = False) -> None:
+    def copy_file(
+        self, job: str, checkpoint: str, file: str, *, only_link: bool = False, size_bytes: int | None = None
+    ) -> None:
         source, target = self._store.path(job, checkpoint) / Path(file).name, self._temporary / Path(file).name
         with self._unless_cleared_away():
+            found = self._files.stat(source)
+            if size_bytes is not None and found is not None and found.st_size != size_bytes:
+                raise DamagedCheckpoint(str(source), f"is {found.st_size:,} bytes long, not {size_bytes:,}")
             try:
                 self._files.link(source, target)
             except OSError as error:

@@ -33,6 +33,7 @@ class LocalReader(FileReader):
 
     def __init__(self, files: Files, path: Path, *, from_disk: bool = False) -> None:
         self._files, self._path, self._from_disk = files, path, from_disk
+        self.seeks_freely = not from_disk
         with self._damage(), contextlib.ExitStack() as opened:
             self._fd = files.open(path)
             opened.callback(files.close, self._fd)

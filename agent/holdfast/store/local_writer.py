@@ -26,6 +26,8 @@ from holdfast.system.files import Files
 DIRECT_BYTES = 1 << 20
 """Smaller files gain nothing from direct I/O."""
 WRITE_BYTES = 8 << 20
+PACED_BYTES = 1 << 20
+"""Bytes of each write at a limited rate, so that they are spread evenly."""
 SHARED_BYTES = 64 << 20
 """Smaller files are written by one thread."""
 WRITERS = 2
@@ -85,7 +87,9 @@ class _DurableWrite:
         self, files: Files, fd: int, parts: Sequence[memoryview | bytes], volume: Volume, pace: Pace | None
     ) -> None:
         self._files, self._fd, self._volume, self._pace = files, fd, volume, pace
-        self._blocks = collections.deque(cut(parts))
+        self._blocks = collections.deque(
+            cut(parts, WRITE_BYTES if pace is None else min(WRITE_BYTES, PACED_BYTES))
+        )
         self._size = sum(block.size_bytes for block in self._blocks)
         self._large = self._size >= DIRECT_BYTES
         self._direct = self._large and volume.direct and files.set_direct(fd, True)
@@ -161,16 +165,17 @@ class Block:
         return sum(map(len, self.views))
 
 
-def cut(parts: Sequence[memoryview | bytes]) -> Iterator[Block]:
+def cut(parts: Sequence[memoryview | bytes], block_bytes: int | None = None) -> Iterator[Block]:
     """Yield blocks in file order: straight ones where the memory allows, and the rest gathered between them."""
+    block_bytes = block_bytes or WRITE_BYTES
     at, loose, loose_bytes = 0, list[memoryview](), 0
     for part in parts:
         rest = memoryview(part).cast("B")
         while len(rest):
             # devices have larger blocks than they report: writes that are all off by a page are 7 to 12 % slower
-            room = WRITE_BYTES - (at + loose_bytes) % WRITE_BYTES
+            room = block_bytes - (at + loose_bytes) % block_bytes
             whole = _straight_bytes(at + loose_bytes, rest)
-            if loose and (whole or room == WRITE_BYTES):
+            if loose and (whole or room == block_bytes):
                 yield Block(at, loose, straight=False)
                 at, loose, loose_bytes = at + loose_bytes, [], 0
             taken = rest[: min(whole or len(rest), room)]

@@ -66,7 +66,12 @@ class Folder:
 
     @property
     def keys(self) -> list[str]:
-        return [f"{self.path}/{file}" for file in self.files]
+        return list(self.sizes)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes in bytes by key."""
+        return {f"{self.path}/{file}": size for file, size in self.files.items()}
 
     @property
     def order(self) -> tuple[int, int]:

@@ -6,9 +6,11 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import msgspec
@@ -19,14 +21,36 @@ from holdfast.protocol.field_types import MAX_ATTEMPT
 from holdfast.protocol.ids import checkpoint_id, parse_checkpoint_id, validate_job
 from holdfast.store import object_keys as keys
 from holdfast.store.base import FileReader, Leftover, Pace, Store
-from holdfast.store.bucket import Bucket, NoSuchObject, Unanswered
+from holdfast.store.bucket import Bucket, NoSuchObject, Place, Unanswered
 from holdfast.store.object_keys import Folder, Seen, Survey
 from holdfast.store.records import FOLDERS, PATTERNS, Attempt, Lineage, require_number
 
 logger = logging.getLogger("holdfast")
 
+MOST_REMEMBERED = 64
+"""Folders of checkpoints that are kept: those that are linked from are among the newest."""
 CLAIMS = 10
 """Number of tries to become the newest attempt while others start the same job."""
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}")
+
+
+def open_bucket(url: str, extra: str, place: Callable[[str, str], Place]) -> ObjectStore:
+    """Open the store in a bucket, of which `place` gets the name and the prefix.
+
+    ValueError for an address without them, or without obstore, which `extra` installs.
+    """
+    scheme, _, path = url.partition("://")
+    bucket, _, prefix = path.partition("/")
+    prefix = prefix.strip("/")
+    if not _BUCKET.fullmatch(bucket) or any(part in ("", ".", "..") for part in prefix.split("/") if prefix):
+        scheme = scheme.partition(":")[0]
+        raise ValueError(f"store {url!r}: give a bucket and a prefix, as in {scheme}://my-bucket/checkpoints")
+    if find_spec("obstore") is None:
+        raise ValueError(
+            f"store {url!r}: object stores need obstore: pip install obstore, or install Holdfast with its "
+            f"extra `{extra}`"
+        )
+    return ObjectStore(Bucket(place(bucket, prefix)))
 
 
 class ObjectStore(Store):
@@ -43,6 +67,8 @@ class ObjectStore(Store):
         """Records that were read; they never change."""
         self._turns: dict[tuple[str, str], int] = {}
         """Checkpoints that were begun before, whose late requests may still arrive."""
+        self.written = dict[tuple[str, str], Folder]()
+        """The folders of the last checkpoints that this process wrote: a copy from them needs no list."""
 
     def free_bytes(self) -> int | None:
         return None  # unknown for a bucket
@@ -54,7 +80,7 @@ class ObjectStore(Store):
         return sorted(self.survey(job).committed(), key=parse_checkpoint_id)
 
     def open_file(self, job: str, checkpoint: str, file: str, *, from_disk: bool = False) -> ObjectReader:
-        folder = self._find(job, checkpoint)
+        folder = self.find(job, checkpoint)
         name = f"{job}/{folder.path}/{file}"
         if file not in folder.files:
             raise DamagedCheckpoint(f"{self.url}/{name}", "there is no such object")
@@ -75,7 +101,7 @@ class ObjectStore(Store):
         return ObjectWriter(self, job, Folder(checkpoint, folder, {}), joined=True)
 
     def file_replacer(self, job: str, checkpoint: str) -> ObjectReplacer:
-        return ObjectReplacer(self, job, self._find(job, checkpoint))
+        return ObjectReplacer(self, job, self.find(job, checkpoint))
 
     def delete(self, job: str, checkpoint: str, attempt: int) -> None:
         survey = self.survey(job, checkpoint)
@@ -176,7 +202,15 @@ class ObjectStore(Store):
             reason = f"is not a Holdfast record ({error}): remove it"
             raise OSError(errno.EIO, reason, f"{self.url}/{job}/{name}") from error
 
-    def _find(self, job: str, checkpoint: str) -> Folder:
+    def remember(self, job: str, folder: Folder) -> None:
+        """Keep the folder of a checkpoint that this process wrote."""
+        self.written.pop((job, folder.checkpoint), None)
+        self.written[job, folder.checkpoint] = folder
+        if len(self.written) > MOST_REMEMBERED:
+            del self.written[next(iter(self.written))]
+
+    def find(self, job: str, checkpoint: str) -> Folder:
+        """Return the folder of a committed checkpoint. DamagedCheckpoint when there is none."""
         folder = self.survey(job, checkpoint).committed().get(checkpoint)
         if folder is None:
             raise DamagedCheckpoint(f"{self.url}/{job}/{checkpoint}/{MANIFEST}", "there is no such object")
@@ -253,19 +287,33 @@ class ObjectWriter:
         self._folder.files[file] = sum(len(part) for part in parts)
         self._store.bucket.upload(f"{self._job}/{self._folder.path}/{file}", parts, pace)
 
-    def copy_file(self, job: str, checkpoint: str, file: str, *, only_link: bool = False) -> None:
-        source = self._store.open_file(job, checkpoint, file)
-        self._folder.files[file] = source.size_bytes
+    def copy_file(
+        self, job: str, checkpoint: str, file: str, *, only_link: bool = False, size_bytes: int | None = None
+    ) -> None:
+        store = self._store
+        folder = store.written.get((job, checkpoint))
+        if folder is None or file not in folder.files:  # another rank may have written the file
+            folder = store.find(job, checkpoint)
+        name, found = f"{job}/{folder.path}/{file}", folder.files.get(file)
+        if found is None:
+            raise DamagedCheckpoint(f"{store.url}/{name}", "there is no such object")
+        if size_bytes not in (None, found):
+            raise DamagedCheckpoint(f"{store.url}/{name}", f"is {found:,} bytes long, not {size_bytes:,}")
+        self._folder.files[file] = found
         try:
-            self._store.bucket.copy(
-                source.name, f"{self._job}/{self._folder.path}/{file}", source.size_bytes, only_on_server=only_link
-            )
+            store.bucket.copy(name, f"{self._job}/{self._folder.path}/{file}", found, only_on_server=only_link)
         except NoSuchObject as error:
-            url = f"{self._store.url}/{source.name}"
-            raise DamagedCheckpoint(url, "the object no longer exists") from error
+            raise DamagedCheckpoint(f"{store.url}/{name}", "the object no longer exists") from error
 
     def make_durable(self) -> None:
-        """Do nothing: objects are durable once they are put."""
+        """Check what a process that joined has put: objects are durable once they are."""
+        if self._joined:
+            try:
+                self._require_sizes(self._store.names(self._job, f"{self._folder.path}/"))
+            except OSError:
+                self._store.require_newest(self._job, self._folder.order[0])  # which removes what it finds
+                raise
+            self._store.remember(self._job, self._folder)
 
     def commit(self, manifest: bytes, *, replace: bool = False) -> None:
         assert not self._joined, "the process that began the checkpoint commits it"
@@ -276,8 +324,16 @@ class ObjectWriter:
         if not replace and checkpoint in survey.committed():
             url = f"{store.url}/{job}/{checkpoint}"
             raise FileExistsError(errno.EEXIST, "there is a checkpoint of that name", url)
+        put = next((folder for folder in survey.folders if folder == self._folder), None)  # also by other ranks
+        self._require_sizes(put.sizes if put is not None else {})
         self._put(manifest)
         store.require_newest(job, attempt)  # otherwise the list of a newer attempt may have missed the manifest
+        store.remember(job, put or self._folder)
+
+    def _require_sizes(self, found: Mapping[str, int]) -> None:
+        """Compare all objects that this process put with a list: one request instead of one for each."""
+        for key, size_bytes in self._folder.sizes.items():
+            self._store.bucket.require_size(f"{self._job}/{key}", size_bytes, found.get(key, 0))
 
     def _put(self, manifest: bytes) -> None:
         try:
@@ -309,6 +365,8 @@ class ObjectReplacer:
 
     def replace(self, file: str, parts: Sequence[memoryview | bytes], *, pace: Pace | None = None) -> None:
         with self._store.fenced(self._job, self._attempt):
-            if self._store._find(self._job, self._folder.checkpoint) != self._folder:
+            if self._store.find(self._job, self._folder.checkpoint) != self._folder:
                 raise Fenced(f"{self._folder.checkpoint} of {self._job} was replaced during its repair")
-            self._store.bucket.upload(f"{self._job}/{self._folder.path}/{file}", parts, pace)
+            name = f"{self._job}/{self._folder.path}/{file}"
+            self._store.bucket.upload(name, parts, pace)
+            self._store.bucket.require_size(name, sum(len(part) for part in parts))

@@ -5,7 +5,9 @@
 <job>/lineages/   where each lineage began
 <job>/pins/       <attempt, 8 digits>-<turn, 6 digits>.json: only the last one counts. A late write of an older
                   attempt sorts before those of newer attempts and changes nothing
+<job>/halts/      whether training is paused; as pins: only the last one counts
 <job>/holds/      a checkpoint that is being copied
+<job>/values/     changes of values, each before it is in force
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ import msgspec
 from holdfast.errors import Fenced
 from holdfast.protocol.field_types import MAX_ATTEMPT, MAX_ITERATION, MAX_LINEAGE
 from holdfast.protocol.ids import is_checkpoint_id, parse_checkpoint_id
+from holdfast.protocol.orders import HaltState
+from holdfast.protocol.values import Scalar
 from holdfast.protocol.wire import INTENDED_ENDS, REQUESTED_EXITS, LeftOutData, Origin
 
 logger = logging.getLogger("holdfast")
@@ -41,8 +45,8 @@ UNDOABLE = 3
 NO_RECORD = (errno.ENXIO, errno.EFBIG, errno.ELOOP)
 """Errors that mean that a name does not refer to a record."""
 STARTING_SECONDS = 60.0
-"""An attempt that says nothing and was followed so soon is taken for a start that failed, not for training that
-did: of those there may be many in a row."""
+"""An attempt that recorded no ending and was replaced this quickly counts as a failed start, not a training
+failure."""
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +85,11 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     trouble: int | None = None
     """The first iteration with a wrong loss, where the rule `on_trouble` began it."""
 
+    @property
+    def is_restore(self) -> bool:
+        """Whether a restore began it, of which this names the order or what it replaced."""
+        return self.order is not None or self.left is not None
+
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """How an attempt ended; a killed attempt leaves none."""
@@ -101,6 +110,18 @@ class Pins(msgspec.Struct, frozen=True, kw_only=True):
     at: float
 
 
+class HaltNote(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether training is paused, goes on, or was ended; so the next start knows it without a server."""
+
+    attempt: int
+    state: HaltState
+    by: str
+    order: str | None
+    """The newest order that was known then: any other one is newer."""
+    iteration: int
+    at: float
+
+
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint that is being copied; retention keeps it until then."""
 
@@ -113,16 +134,38 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
         return f"{FOLDERS[Hold]}/{self.uid}.json"
 
 
-Record = Attempt | Lineage | Ending | Pins | Hold
+class RecordedValue(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of a value, recorded before it is in force; of several with the same `change` the last counts."""
+
+    number: int
+    lineage: int
+    iteration: int
+    """It is in force from the iteration after this one on."""
+    attempt: int
+    change: str
+    """Id of the change that an operator made."""
+    name: str
+    value: Scalar | None
+    """`None`: the script's own."""
+    at: float
+
+
+Record = Attempt | Lineage | Ending | Pins | HaltNote | Hold | RecordedValue
 R = TypeVar("R", bound=msgspec.Struct)
 
 FOLDERS: dict[type[Any], str] = {
-    Attempt: "attempts", Ending: "endings", Lineage: "lineages", Pins: "pins", Hold: "holds",
+    Attempt: "attempts", Ending: "endings", Lineage: "lineages", Pins: "pins", HaltNote: "halts", Hold: "holds",
+    RecordedValue: "values",
 }  # fmt: skip
-_MOST: dict[type[Any], int] = {Attempt: MAX_ATTEMPT, Ending: MAX_ATTEMPT, Lineage: MAX_LINEAGE, Hold: 0}
+LAST_COUNTS: tuple[type[Any], ...] = (Pins, HaltNote)
+"""Kinds of records of which only the last one counts; earlier ones are removed."""
+_MOST: dict[type[Any], int] = {
+    Attempt: MAX_ATTEMPT, Ending: MAX_ATTEMPT, Lineage: MAX_LINEAGE, Hold: 0, RecordedValue: MAX_LINEAGE,
+}  # fmt: skip
 PATTERNS: dict[type[Any], re.Pattern[str]] = {
+    RecordedValue: re.compile(r"([0-9]{8,})\.json"),
     Ending: re.compile(r"([0-9]{8,})\.json"),
-    Pins: re.compile(r"([0-9]{8,})-([0-9]{6,})\.json"),
+    **dict.fromkeys(LAST_COUNTS, re.compile(r"([0-9]{8,})-([0-9]{6,})\.json")),
     Hold: re.compile(r"().+\.json"),
 }
 """Patterns of names within a folder that all stores share; the first group is the number."""
@@ -165,12 +208,12 @@ class RecordStore(ABC):
     def prepare(self, job: str) -> None:  # noqa: B027  most stores have no folders
         """Create the folders that records need."""
 
-    def append(self, job: str, record: Lineage | Ending | Pins | Hold) -> None:
-        """Add a record durably. Pins replace the previous pins.
+    def append(self, job: str, record: Lineage | Ending | Pins | HaltNote | Hold | RecordedValue) -> None:
+        """Add a record durably. Pins and notes of halts replace the previous ones.
 
         Raises:
             Fenced: a newer attempt than the record's has begun.
-            FileExistsError: this lineage, or the ending of this attempt, is already recorded.
+            FileExistsError: this lineage, number of a value, or ending of this attempt is already recorded.
             OSError: the store failed.
         """
         if isinstance(record, Lineage):
@@ -183,8 +226,10 @@ class RecordStore(ABC):
         with self.fenced(job, record.attempt):
             if isinstance(record, Ending):
                 name = f"{folder}/{record.attempt:08d}.json"
-            elif isinstance(record, Pins):
-                notes = self._numbered(job, Pins)
+            elif isinstance(record, RecordedValue):
+                name = f"{folder}/{record.number:08d}.json"
+            elif isinstance(record, Pins | HaltNote):
+                notes = self._numbered(job, type(record))
                 turns = [int(each[-11:-5]) for number, each in notes if number == record.attempt]
                 name = f"{folder}/{record.attempt:08d}-{max(turns, default=0) + 1:06d}.json"
             else:
@@ -197,10 +242,10 @@ class RecordStore(ABC):
             self.remove_records(job, [each for _, each in notes])
 
     def records(self, job: str, kind: type[R], since: int = 0) -> list[R]:
-        """List the records of a kind by number, from `since` on; of `Pins` only the newest.
+        """List the records of a kind by number, from `since` on; of `LAST_COUNTS` only the newest.
 
-        Anything that is not a record is ignored, unless it is in the place of the newest pins. OSError when the
-        store cannot be read.
+        Anything that is not a record is ignored, unless it is in the place of the newest of those. OSError when
+        the store cannot be read.
         """
         while (found := self._read_records(job, kind, since)) is None:
             pass
@@ -221,27 +266,28 @@ class RecordStore(ABC):
 
     def _numbered(self, job: str, kind: type[Any]) -> list[tuple[int, str]]:
         """List the records that count, in order; pins under numbers out of range come first."""
-        if kind is Pins:
-            return sorted(self._in_folder(job, Pins), key=lambda each: each[0] <= MAX_ATTEMPT)
+        if kind in LAST_COUNTS:
+            return sorted(self._in_folder(job, kind), key=lambda each: each[0] <= MAX_ATTEMPT)
         return [each for each in self._in_folder(job, kind) if each[0] <= _MOST[kind]]
 
     def _read_records(self, job: str, kind: type[R], since: int) -> list[R] | None:
-        """Read the records of a kind; None when the newest pins were replaced since they were listed."""
+        """Read the records of a kind; None when the one that counts was replaced since they were listed."""
         found = []
-        for number, name in self._numbered(job, kind)[-1 if kind is Pins else 0 :]:
+        for number, name in self._numbered(job, kind)[-1 if kind in LAST_COUNTS else 0 :]:
             if number < since:
                 continue
             where = f"{self.url}/{job}/{name}"
             try:
                 found.append(decode_record(self.read_record(job, name), kind, number))
             except FileNotFoundError:  # removed meanwhile
-                if kind is Pins:
+                if kind in LAST_COUNTS:
                     return None
             except (msgspec.DecodeError, OSError) as error:
                 if isinstance(error, OSError) and error.errno not in NO_RECORD:
                     raise
-                if kind is Pins:
-                    raise OSError(errno.EIO, f"is not a record of pins ({error}): remove it", where) from error
+                if kind in LAST_COUNTS:
+                    what = f"is not a record of {FOLDERS[kind]} ({error}): remove it"
+                    raise OSError(errno.EIO, what, where) from error
                 reason = error.strerror if isinstance(error, OSError) else error
                 logger.warning("%s is not a Holdfast record, ignoring it: %s", where, reason)
         return found
@@ -295,6 +341,11 @@ def newest_attempt(store: RecordStore, job: str) -> Attempt | None:
 def newest_pins(store: RecordStore, job: str) -> Pins | None:
     """Return the last recorded pins, or None. OSError when they cannot be read, which does not mean none."""
     return next(iter(store.records(job, Pins)), None)
+
+
+def newest_halt(store: RecordStore, job: str) -> HaltNote | None:
+    """Return the last note of a halt, or None. OSError when it cannot be read."""
+    return next(iter(store.records(job, HaltNote)), None)
 
 
 def held_checkpoints(store: RecordStore, job: str) -> set[str]:

@@ -1,246 +1,104 @@
-"""Connections to a bucket, configured by the usual AWS_* variables, and their errors.
-
-Each error is one sentence that names the server, the bucket and the remedy.
-"""
+"""Connections to a bucket of an S3-compatible server, configured by the usual AWS_* variables."""
 
 from __future__ import annotations
 
 import errno
 import http.client
+import logging
 import os
-import re
-import socket
 import ssl
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING
-from urllib.parse import quote, urlsplit
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import quote
 
 from holdfast.errors import DamagedCheckpoint
-from holdfast.store.bucket import NoSuchObject, Place, Unanswered
-from holdfast.system.io_pool import lower_cpu_priority
+from holdfast.store import http_place
+from holdfast.store.http_place import FULL, METADATA, NO_BUCKET, HttpPlace, answers, is_true
 
 if TYPE_CHECKING:
-    from obstore.store import ClientConfig, RetryConfig, S3Config, S3Store
+    from obstore.store import S3Config, S3Store
 
     from holdfast.store.bucket import Client
 
-REQUEST_SECONDS, REQUESTS_RETRIED_SECONDS = 15, 20
-"""Timeouts of requests for records and lists, which delay a start."""
-TRANSFER_SECONDS, TRANSFERS_RETRIED_SECONDS = 180, 60
-"""Timeouts of a part of a payload: 16 MiB on a slow network."""
-METADATA_SECONDS = 2.0
+logger = logging.getLogger("holdfast")
 SIGNED_FOR = timedelta(minutes=15)
 SKIP_BYTES = 1 << 20
 
-_METADATA = "http://169.254.169.254"
 _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-_CREDENTIALS = (
-    "AWS_ACCESS_KEY_ID",
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-)
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-_TRUE = ("1", "true", "yes", "on")
-
-
-def endpoint(environment: Mapping[str, str]) -> str | None:
-    """Return the address of the server; None for Amazon S3."""
-    return next((environment[name].rstrip("/") for name in _ENDPOINTS if environment.get(name)), None)
-
-
-def server(environment: Mapping[str, str]) -> str:
-    """Return the name of the server for messages."""
-    return endpoint(environment) or f"Amazon S3 in {_region(environment)}"
-
-
-def unsigned(environment: Mapping[str, str]) -> bool:
-    """Return whether requests are sent without credentials."""
-    return _is_true(environment, "AWS_SKIP_SIGNATURE")
-
-
-def connect(place: Place) -> tuple[S3Store, S3Store]:
-    """Return the clients for requests and for transfers. OSError when there are no credentials."""
-    from obstore.store import S3Store
-
-    environment = os.environ
-    _require_credentials(environment, place)
-    _start_runtime()
-    config: S3Config = {"region": _region(environment)}
-    if (address := endpoint(environment)) is not None:
-        _require_address(address, place)
-        config["endpoint"] = address
-    if "AWS_DISABLE_BULK_DELETE" not in environment:
-        config["disable_bulk_delete"] = (
-            True  # not supported by every server, and few objects are deleted at a time
-        )
-    options = _client_options(environment, place)
-
-    def client(seconds: float, retried_seconds: float) -> S3Store:
-        return S3Store(
-            place.bucket,
-            prefix=place.prefix or None,
-            config=config,
-            client_options=options | {"timeout": timedelta(seconds=seconds)},
-            retry_config=_retries(retried_seconds),
-        )
-
-    return (
-        client(REQUEST_SECONDS, REQUESTS_RETRIED_SECONDS),
-        client(TRANSFER_SECONDS, TRANSFERS_RETRIED_SECONDS),
-    )
-
-
-def _client_options(environment: Mapping[str, str], place: Place) -> ClientConfig:
-    options: ClientConfig = {
-        "connect_timeout": timedelta(seconds=5),
-        "allow_http": (endpoint(environment) or "").startswith("http://"),
-    }
-    if path := environment.get("AWS_CA_BUNDLE"):
-        try:
-            with open(path, "rb") as file:
-                options["root_certificate"] = file.read()
-        except OSError as error:
-            sentence = "AWS_CA_BUNDLE {path!r} cannot be read: {reason}"
-            raise place.error(errno.EINVAL, sentence, path=path, reason=str(error.strerror)) from error
-    return options
-
-
-def _retries(seconds: float) -> RetryConfig:
-    return {
-        "max_retries": 100,  # bounded by the time
-        "retry_timeout": timedelta(seconds=seconds),
-        "backoff": {
-            "init_backoff": timedelta(milliseconds=200),
-            "max_backoff": timedelta(seconds=5),
-            "base": 2,
-        },
-    }
-
-
-def _require_address(address: str, place: Place) -> None:
-    parts = urlsplit(address)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        sentence = "AWS_ENDPOINT_URL {address!r} is not a URL: it must begin with http:// or https://"
-        raise place.error(errno.EINVAL, sentence, address=address)
-
-
-def _require_credentials(environment: Mapping[str, str], place: Place) -> None:
-    missing = [name for name in _KEYS if not environment.get(name)]
-    if len(missing) == 1:
-        raise place.error(
-            errno.EACCES,
-            "{missing} is not set: bucket {bucket} needs AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-            missing=missing[0],
-        )
-    if any(environment.get(name) for name in _CREDENTIALS) or unsigned(environment):
-        return
-    # obstore would query the metadata service of the machine, and retry for the whole timeout
-    if _is_true(environment, "AWS_EC2_METADATA_DISABLED") or not _answers(environment):
-        raise place.error(errno.EACCES, NO_CREDENTIALS)
-
-
-def _answers(environment: Mapping[str, str]) -> bool:
-    address = urlsplit(environment.get("AWS_METADATA_ENDPOINT") or _METADATA)
-    try:
-        socket.create_connection((address.hostname or "", address.port or 80), METADATA_SECONDS).close()
-    except OSError:
-        return False
-    return True
-
-
-def _start_runtime() -> None:
-    """Start the threads of obstore, which inherit the CPU priority of the thread that first uses it."""
-
-    def start() -> None:
-        import obstore
-        from obstore.store import MemoryStore
-
-        lower_cpu_priority()
-        obstore.put(MemoryStore(), "first", b"")
-
-    starter = threading.Thread(target=start, name="holdfast-obstore")
-    starter.start()
-    starter.join()
-
-
-def _region(environment: Mapping[str, str]) -> str:
-    return environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or "us-east-1"
-
-
-def _is_true(environment: Mapping[str, str], name: str) -> bool:
-    return environment.get(name, "").lower() in _TRUE
-
-
-NO_CREDENTIALS = (
-    "no credentials for bucket {bucket} at {server}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY "
-    "(or AWS_SKIP_SIGNATURE=true for a server that needs none)"
-)
 _SIGNATURE = (
-    "{server} rejects the signature for bucket {bucket}: check AWS_SECRET_ACCESS_KEY, then AWS_REGION "
+    "{server} rejects the signature for {bucket}: check AWS_SECRET_ACCESS_KEY, then AWS_REGION "
     "and the clock of this machine"
 )
 _EXPIRED = "{server} rejects the session token as expired or invalid: renew AWS_SESSION_TOKEN and its keys"
-_DENIED = (
-    "{server} denies access to bucket {bucket}: the credentials need permission to list it, and to get, put "
-    "and delete objects"
-)
-_NO_BUCKET = "{server} has no bucket {bucket}: create it, or correct the address of the store"
-_ELSEWHERE = "bucket {bucket} is in another region than {server}: set AWS_REGION"
-_FULL = "{server} has no space left in bucket {bucket}: free some, or raise its quota"
-_BUSY = "{server} answers {answer} for bucket {bucket}: it is overloaded, full or failing"
-_FORGOTTEN = "{server} no longer knows the upload to bucket {bucket}"
-_OTHER = "{server} and bucket {bucket}: {reason}"
-_ODD = "{server} answers {answer} for bucket {bucket}"
-
-_BY_CODE = {
-    "NoSuchBucket": (errno.ENOENT, _NO_BUCKET),
-    "InvalidAccessKeyId": (errno.EACCES, "{server} does not know the access key: check AWS_ACCESS_KEY_ID"),
-    "SignatureDoesNotMatch": (errno.EACCES, _SIGNATURE),
-    "RequestTimeTooSkewed": (errno.EACCES, _SIGNATURE),
-    "ExpiredToken": (errno.EACCES, _EXPIRED),
-    "InvalidToken": (errno.EACCES, _EXPIRED),
-    "AuthorizationHeaderMalformed": (errno.EINVAL, _ELSEWHERE),
-    "PermanentRedirect": (errno.EINVAL, _ELSEWHERE),
-    "QuotaExceeded": (errno.ENOSPC, _FULL),
-    "XMinioStorageFull": (errno.ENOSPC, _FULL),
-}
-_BY_STATUS = {
-    "301": (errno.EINVAL, _ELSEWHERE),
-    "401": (errno.EACCES, _DENIED),
-    "403": (errno.EACCES, _DENIED),
-    "501": (errno.ENOTSUP, "{server} does not support a request that Holdfast needs"),
-    "507": (errno.ENOSPC, _FULL),
-}
-_BY_TEXT = (
-    (re.compile(r"//169\.254\.|//\[?fd00:ec2|//sts\."), errno.EACCES, NO_CREDENTIALS),
-    (re.compile("no space left|disk full|ENOSPC", re.IGNORECASE), errno.ENOSPC, _FULL),
-)
-_UNANSWERED = (
-    ("dns error", errno.EHOSTUNREACH, "the host name of {server} cannot be resolved: check AWS_ENDPOINT_URL"),
-    ("ConnectionRefused", errno.ECONNREFUSED, "{server} refuses connections: check that it runs, and its port"),
-    ("InvalidContentType", errno.EPROTO, "{server} does not use TLS: its address may need to begin with http://"),
-    ("ertificate", errno.EPROTO, "the certificate of {server} is not trusted: set AWS_CA_BUNDLE"),
-    ("TimedOut", errno.ETIMEDOUT, "{server} did not answer in time"),
-    ("Timeout", errno.ETIMEDOUT, "{server} did not answer in time"),
-)
-_CODE = re.compile(r"<Code>\s*(\w+)\s*</Code>")
-_STATUS = re.compile(r"non-2xx status code: (\d+)")
+_ELSEWHERE = "{bucket} is in another region than {server}: set AWS_REGION"
 
 
-class S3Place(Place):
+class S3Place(HttpPlace):
     """A prefix in a bucket of an S3-compatible server."""
 
-    def __init__(self, bucket: str, prefix: str) -> None:
-        super().__init__(f"s3://{bucket}/{prefix}".rstrip("/"), bucket, prefix, server(os.environ))
+    most_copied_bytes = 5 << 30
+    address_variables = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+    address_variable = "AWS_ENDPOINT_URL"
+    certificates_variable = "AWS_CA_BUNDLE"
+    credentials = (
+        "AWS_ACCESS_KEY_ID",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    )
+    skip_variable = "AWS_SKIP_SIGNATURE"
+    no_credentials = (
+        "no credentials for {bucket} at {server}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY "
+        "(or AWS_SKIP_SIGNATURE=true for a server that needs none)"
+    )
+    codes: ClassVar = {
+        "NoSuchBucket": (errno.ENOENT, NO_BUCKET),
+        "InvalidAccessKeyId": (errno.EACCES, "{server} does not know the access key: check AWS_ACCESS_KEY_ID"),
+        "SignatureDoesNotMatch": (errno.EACCES, _SIGNATURE),
+        "RequestTimeTooSkewed": (errno.EACCES, _SIGNATURE),
+        "ExpiredToken": (errno.EACCES, _EXPIRED),
+        "InvalidToken": (errno.EACCES, _EXPIRED),
+        "AuthorizationHeaderMalformed": (errno.EINVAL, _ELSEWHERE),
+        "PermanentRedirect": (errno.EINVAL, _ELSEWHERE),
+        "QuotaExceeded": (errno.ENOSPC, FULL),
+        "XMinioStorageFull": (errno.ENOSPC, FULL),
+    }
+    statuses: ClassVar = {"301": (errno.EINVAL, _ELSEWHERE)}
 
-    def connect(self) -> tuple[S3Store, S3Store]:
-        return connect(self)
+    def __init__(self, bucket: str, prefix: str) -> None:
+        server = self.address(os.environ) or f"Amazon S3 in {_region(os.environ)}"
+        super().__init__(f"s3://{bucket}/{prefix}".rstrip("/"), bucket, prefix, server)
+
+    def require_credentials(self, environment: Mapping[str, str]) -> None:
+        missing = [name for name in _KEYS if not environment.get(name)]
+        if len(missing) == 1:
+            raise self.error(
+                errno.EACCES,
+                "{missing} is not set: {bucket} needs AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+                missing=missing[0],
+            )
+        super().require_credentials(environment)
+
+    def has_credentials(self, environment: Mapping[str, str]) -> bool:
+        metadata = environment.get("AWS_METADATA_ENDPOINT") or METADATA
+        return super().has_credentials(environment) or (
+            not is_true(environment, "AWS_EC2_METADATA_DISABLED") and answers(metadata)
+        )
+
+    def client(self, address: str | None, **options: Any) -> S3Store:
+        from obstore.store import S3Store
+
+        config: S3Config = {"region": _region(os.environ)}
+        if address is not None:
+            config["endpoint"] = address
+        if "AWS_DISABLE_BULK_DELETE" not in os.environ:
+            # not supported by every server, and few objects are deleted at a time
+            config["disable_bulk_delete"] = True
+        return S3Store(self.bucket, prefix=self.prefix or None, config=config, **options)
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
@@ -252,11 +110,11 @@ class S3Place(Place):
         obstore signs the request, and the standard library makes it, which is slower.
         """
         request = urllib.request.Request(  # noqa: S310  # the address comes from the operator
-            self._address(client, name), headers={"Range": f"bytes={start}-{start + len(target) - 1}"}
+            self._url(client, name), headers={"Range": f"bytes={start}-{start + len(target) - 1}"}
         )
         try:
             with urllib.request.urlopen(  # noqa: S310
-                request, timeout=TRANSFER_SECONDS, context=self._tls
+                request, timeout=http_place.TRANSFER_SECONDS, context=self._tls
             ) as response:
                 if not response.headers.get("Content-Range"):
                     _skip(response, start)  # the response is the whole object
@@ -271,51 +129,35 @@ class S3Place(Place):
         if got < len(target):
             raise DamagedCheckpoint(f"{self.url}/{name}", f"ends at byte {start + got:,}")
 
-    def _address(self, client: Client, name: str) -> str:
-        if unsigned(os.environ):
+    def copy_by_parts(self, source: str, target: str, size_bytes: int) -> bool:
+        from holdfast.store.s3_copy_by_parts import S3Requests, copy_by_parts
+
+        region = _region(os.environ)
+        address = self.address(os.environ) or f"https://s3.{region}.amazonaws.com"
+        requests = S3Requests(
+            f"{address}/{self.bucket}", region, self._tls, http_place.TRANSFER_SECONDS, os.environ
+        )
+        if not requests.has_keys:  # others, such as roles, are known to obstore alone
+            return False
+        prefix = f"{self.prefix}/" if self.prefix else ""
+        try:
+            copy_by_parts(requests, prefix + source, prefix + target, size_bytes)
+        except (OSError, http.client.HTTPException) as error:
+            logger.debug("%s: the server cannot copy %s by parts: %s", self.url, source, error)
+            return False
+        return True
+
+    def _url(self, client: Client, name: str) -> str:
+        if is_true(os.environ, self.skip_variable):
             key = "/".join(part for part in (self.bucket, self.prefix, name) if part)
-            return f"{endpoint(os.environ)}/{quote(key)}"
+            return f"{self.address(os.environ)}/{quote(key)}"
         import obstore
 
         return obstore.sign(client, "GET", name, SIGNED_FOR)
 
-    def explain(self, error: BaseException) -> OSError:
-        """Convert an error of obstore to an OSError."""
-        from obstore.exceptions import NotSupportedError
 
-        text = str(error)
-        status = _first(_STATUS, text)
-        if isinstance(error, NotSupportedError):
-            status = "501"
-        if isinstance(error, FileNotFoundError):
-            status = "404"
-        if status:
-            return self.answered(status, text)
-        return self.unanswered(text) if "HTTP error" in text else self.error(errno.EIO, _OTHER, reason=_last(text))
-
-    def answered(self, status: str, text: str) -> OSError:
-        """Convert an HTTP status and the body of the response to an OSError."""
-        code = _first(_CODE, text)
-        if code in _BY_CODE:
-            return self.error(*_BY_CODE[code])
-        for pattern, number, sentence in _BY_TEXT:
-            if pattern.search(text):
-                return self.error(number, sentence)
-        if status in _BY_STATUS:
-            return self.error(*_BY_STATUS[status])
-        if code == "NoSuchUpload":
-            return self.error(errno.EIO, _FORGOTTEN, Unanswered)
-        if status == "404":
-            return self.error(errno.ENOENT, "{server} has no such object in bucket {bucket}", NoSuchObject)
-        if status.startswith("5") or code == "SlowDown":
-            return self.error(errno.EAGAIN, _BUSY, Unanswered, answer=f"{status} {code}".strip())
-        return self.error(errno.EIO, _ODD, answer=f"{status} {code}".strip())
-
-    def unanswered(self, text: str) -> OSError:
-        for mark, number, sentence in _UNANSWERED:
-            if mark in text:
-                return self.error(number, sentence, Unanswered)
-        return self.error(errno.EIO, _OTHER, Unanswered, reason=_last(text))
+def _region(environment: Mapping[str, str]) -> str:
+    return environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or "us-east-1"
 
 
 def _skip(response: http.client.HTTPResponse, size: int) -> None:
@@ -328,13 +170,3 @@ def _fill(response: http.client.HTTPResponse, target: memoryview) -> int:
     while got < len(target) and (count := response.readinto(target[got:])):
         got += count
     return got
-
-
-def _last(text: str) -> str:
-    """Return the reason at the end of the first line."""
-    return text.partition("\n")[0].rpartition(" - ")[2]
-
-
-def _first(pattern: re.Pattern[str], text: str) -> str:
-    match = pattern.search(text)
-    return match[1] if match else ""

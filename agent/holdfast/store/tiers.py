@@ -26,7 +26,7 @@ from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.protocol.wire import CopyPlace
 from holdfast.store.base import CheckpointWriter, FileReader, FileReplacer, Leftover, Store, read_manifest
 from holdfast.store.local import LocalStore
-from holdfast.store.records import FOLDERS, Attempt, Ending, Lineage, Pins, R, newest_pins
+from holdfast.store.records import FOLDERS, LAST_COUNTS, Attempt, Ending, Lineage, R, RecordedValue
 
 logger = logging.getLogger("holdfast")
 
@@ -55,6 +55,10 @@ class TieredStore(Store):
         """Jobs of which `near` had no record when this process began an attempt while `far` did not answer."""
 
     # What is where
+
+    @property
+    def addresses(self) -> list[str]:
+        return [self.near.url, self.far.url]
 
     def resident(self, job: str) -> list[str]:
         return self.near.checkpoints(job)
@@ -195,13 +199,11 @@ class TieredStore(Store):
         for ending in self.near.records(job, Ending):
             if ending.attempt not in ended:
                 self._create(self.far, job, f"{FOLDERS[Ending]}/{ending.attempt:08d}.json", ending)
-        pins = newest_pins(self.near, job)
-        if (
-            pins is not None
-            and pins != newest_pins(self.far, job)
-            and pins.attempt >= self.far.latest_attempt(job)
-        ):
-            self.far.append(job, pins)
+        self._share_values(job, self.near, self.far)
+        for kind in LAST_COUNTS:
+            here, there = _newest(self.near, job, kind), _newest(self.far, job, kind)
+            if here not in (None, there) and here.attempt >= self.far.latest_attempt(job):
+                self.far.append(job, here)
 
     def _join_histories(self, job: str) -> None:
         mine = {each.number: each.uid for each in self.near.records(job, Attempt)}
@@ -226,9 +228,21 @@ class TieredStore(Store):
         for ending in self.far.records(job, Ending):
             if ending.attempt not in ended:
                 self._create(self.near, job, f"{FOLDERS[Ending]}/{ending.attempt:08d}.json", ending)
-        here, there = newest_pins(self.near, job), newest_pins(self.far, job)
-        if there is not None and (here is None or here.attempt < there.attempt):
-            self._create(self.near, job, f"{FOLDERS[Pins]}/{there.attempt:08d}-000001.json", there)
+        self._share_values(job, self.far, self.near)
+        for kind in LAST_COUNTS:
+            here, there = _newest(self.near, job, kind), _newest(self.far, job, kind)
+            if there is not None and (here is None or here.attempt < there.attempt):
+                self._create(self.near, job, f"{FOLDERS[kind]}/{there.attempt:08d}-000001.json", there)
+
+    def _share_values(self, job: str, source: Store, target: Store) -> None:
+        """Add the recorded changes of values that are missing in a store; those of the newest attempt count."""
+        there = {each.number: each.attempt for each in target.records(job, RecordedValue)}
+        for value in source.records(job, RecordedValue):
+            name = f"{FOLDERS[RecordedValue]}/{value.number:08d}.json"
+            if there.get(value.number, value.attempt) < value.attempt:
+                target.remove_records(job, [name])
+            if there.get(value.number, -1) < value.attempt:
+                self._create(target, job, name, value)
 
     def _attempt_of(self, job: str, checkpoint: str) -> int:
         """Return the attempt that wrote a checkpoint in the directory; a damaged one may be of any."""
@@ -286,3 +300,8 @@ class TieredStore(Store):
             return self.far if self.far.latest_attempt(job) else self.near
         except OSError:
             return self.near
+
+
+def _newest(store: Store, job: str, kind: type[Any]) -> Any:
+    """Return the only record of a kind that counts, or `None`."""
+    return next(iter(store.records(job, kind)), None)

@@ -30,7 +30,8 @@ from holdfast.save.two_phase_commit import commit_alone
 from holdfast.save.writer import write_checkpoint
 from holdfast.store import Attempt, Lineage, Store, open_store
 from holdfast.system.processes import become_background_process
-from holdfast.system.supervisor_channel import PublishedAttempt, log_line
+from holdfast.system.supervisor_channel import PublishedAttempt
+from holdfast.system.supervisor_files import log_line
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """A trainer's progress as the supervisor sees it: whether restarts make progress, and whether the trainer hangs.
 
 The session writes it into the 16 bytes of HOLDFAST_PROGRESS: two little-endian int64, the last finished iteration
-and the number of steps of this start, negative once training is over.
+and the number of steps of this start, negative while training is paused and once it is over.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ class HangDetector:
         self._steps = 0
         self._changed_at: float | None = None
         self._longest = 0.0
-        self._is_over = False
+        self._is_resting = False
 
     def update(self, steps: int, now: float) -> None:
-        """Note the step count; a negative one means that training is over."""
-        self._is_over = steps < 0
+        """Note the step count; a negative one means that training is paused or over."""
+        was_resting, self._is_resting = self._is_resting, steps < 0
         steps = abs(steps)
         if steps == self._steps:
+            if was_resting and not self._is_resting and steps:
+                self._changed_at = now  # a pause is no iteration
             return
         if self._changed_at is None:
             self._longest = (now - self._began) / steps
@@ -61,7 +63,7 @@ class HangDetector:
         return None if self._changed_at is None else self._longest
 
     def silent_seconds(self, now: float) -> float:
-        return 0.0 if self._changed_at is None or self._is_over else now - self._changed_at
+        return 0.0 if self._changed_at is None or self._is_resting else now - self._changed_at
 
     def is_hung(self, now: float) -> bool:
         typical = self.typical_seconds

@@ -18,7 +18,7 @@ import tty
 from collections.abc import Mapping
 from pathlib import Path
 
-from holdfast.system import processes, supervisor_channel
+from holdfast.system import processes, supervisor_files
 
 RELAY = "holdfast.supervisor.output_relay"
 DRAIN_SECONDS = 5.0
@@ -94,7 +94,7 @@ def begin(folder: Path, environment: Mapping[str, str]) -> OutputCapture | None:
     try:
         return OutputCapture(folder, environment)
     except OSError as error:
-        supervisor_channel.log_line(f"the output of the trainer cannot be captured: {error}")
+        supervisor_files.log_line(f"the output of the trainer cannot be captured: {error}")
         return None
 
 

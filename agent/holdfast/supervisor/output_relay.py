@@ -23,9 +23,10 @@ from holdfast.protocol.tracebacks import exception_in, exception_text
 from holdfast.protocol.wire import MAX_OUTPUT_CHARACTERS, MAX_OUTPUT_LINES, OUTPUT_RANK, OutputReport
 from holdfast.supervisor import end_causes
 from holdfast.supervisor.output_capture import copy_window_size
-from holdfast.system import processes, supervisor_channel
+from holdfast.system import processes, supervisor_channel, supervisor_files
 from holdfast.system.masking import mask_text
-from holdfast.system.supervisor_channel import EndInOutput, PublishedAttempt
+from holdfast.system.supervisor_channel import PublishedAttempt
+from holdfast.system.supervisor_files import EndInOutput
 
 if TYPE_CHECKING:
     from holdfast.supervisor.supervisor_link import SupervisorReporter
@@ -93,7 +94,7 @@ class OutputSender:
         self._sent = 0
         self._reporter: SupervisorReporter | None = None
         self._ended = threading.Event()
-        before = supervisor_channel.published_attempt(folder)
+        before = supervisor_files.published_attempt(folder)
         self._uid_before = before.uid if before is not None else None
         """The attempt of the previous start."""
         self._thread = threading.Thread(target=self._run, name="holdfast-output", daemon=True)
@@ -113,7 +114,7 @@ class OutputSender:
 
     def _send(self) -> bool:
         """Report new lines. Return False if the server did not accept them."""
-        attempt = supervisor_channel.published_attempt(self._folder)
+        attempt = supervisor_files.published_attempt(self._folder)
         if self._tail.count == self._sent or attempt is None or attempt.uid == self._uid_before:
             return True
         if not attempt.server:
@@ -182,7 +183,7 @@ def publish_end(folder: Path, tail: OutputTail) -> None:
     _, lines = tail.since(0)
     position, cause = exception_in(lines), end_causes.cause_in(lines)
     exception = exception_text(lines[position])[:MAX_EXCEPTION] if position is not None else ""
-    supervisor_channel.publish_end(folder, EndInOutput(exception=exception, cause=cause))
+    supervisor_files.publish_end(folder, EndInOutput(exception=exception, cause=cause))
 
 
 def _read(source: int) -> bytes:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from holdfast.protocol.wire import SupervisorReport
-from holdfast.system import supervisor_channel
+from holdfast.system import supervisor_files
 
 if TYPE_CHECKING:
     from holdfast.supervisor.supervisor_link import StateReporter, SupervisorReporter
@@ -34,13 +34,13 @@ class ServerReports:
         self, level: Literal["info", "warning", "error"], code: str, *messages: str, iteration: int
     ) -> None:
         """Report notices for the job's timeline."""
-        attempt = supervisor_channel.published_attempt(self._folder)
+        attempt = supervisor_files.published_attempt(self._folder)
         if attempt is not None and attempt.server:
             self._connected().notify(attempt, iteration, level, code, *messages)
 
     def state(self, report: SupervisorReport, *, iteration: int) -> None:
         """Report what the supervisor does now, in the background."""
-        attempt = supervisor_channel.published_attempt(self._folder)
+        attempt = supervisor_files.published_attempt(self._folder)
         if attempt is None or not attempt.server:
             return
         from holdfast.supervisor.supervisor_link import StateReporter

@@ -31,7 +31,7 @@ from holdfast.supervisor.hang_detector import HangDetector, RestartProgress, pro
 from holdfast.supervisor.restart_limits import RestartLimits
 from holdfast.supervisor.server_reports import ServerReports
 from holdfast.supervisor.warm_start import ForkedTrainer, WarmStarts
-from holdfast.system import processes, supervisor_channel
+from holdfast.system import process_facts, processes, supervisor_channel, supervisor_files
 from holdfast.system.processes import describe_exit, shell_status
 from holdfast.system.supervisor_channel import EXIT_FENCED, EXIT_HOST_FAULT
 
@@ -81,7 +81,7 @@ class Supervisor:
         self.environment = dict(environment or {})
         self.stay = stay
         self.memory_tier, self.capture_output, self.warm = memory_tier, capture_output, warm
-        self.log = supervisor_channel.log_line
+        self.log = supervisor_files.log_line
         self.starts = 0
         self._progress = RestartProgress()
         self._folder = Path()
@@ -105,7 +105,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Run the trainer until it ends for good, and return the exit status for the shell."""
-        with processes.caught_signals() as signals, supervisor_channel.supervisor_folder() as folder:
+        with processes.caught_signals() as signals, supervisor_files.supervisor_folder() as folder:
             self._folder, self._reports = folder, ServerReports(folder)
             self._not_ours = frozenset(processes.descendants(os.getpid()))
             processes.adopt_orphans()
@@ -140,7 +140,9 @@ class Supervisor:
             if (other := self._replaced_by(status)) is not None:
                 self.log(f"{other}; this supervisor ends", logging.ERROR)
                 return EXIT_FENCED
-            if (order := supervisor_channel.take_relaunch(self._folder)) is not None:
+            if (requested := supervisor_files.take_ended(self._folder)) is not None:
+                status, previous_exit = 0, requested
+            elif (order := supervisor_files.take_relaunch(self._folder)) is not None:
                 self.log(f"restarting the trainer to restore checkpoint {order.checkpoint}")
                 fruitless = 0 if self._progress.end_start() else fruitless
                 self._restart_for(order)
@@ -148,7 +150,7 @@ class Supervisor:
             fruitless = 0 if self._progress.end_start() else fruitless + 1
             if status == 0:
                 self._report("ended", previous_exit)
-                end = f"the trainer ended with exit status 0 at iteration {self._progress.reached}"
+                end = requested or f"the trainer ended with exit status 0 at iteration {self._progress.reached}"
             elif status in CANNOT_START and not self._has_begun:
                 end = (
                     f"giving up: the command cannot start ({previous_exit}, before a session began). Correct the "
@@ -175,10 +177,10 @@ class Supervisor:
 
     def _start_rescue(self, end: str) -> None:
         """Start saving complete snapshots from memory, in parallel with the next start."""
-        attempt = supervisor_channel.published_attempt(self._folder)
+        attempt = supervisor_files.published_attempt(self._folder)
         if attempt is None or self._held is None or not self._held.has_snapshot:
             return
-        dead = ",".join(supervisor_channel.published_uids(self._folder))
+        dead = ",".join(supervisor_files.published_uids(self._folder))
         words = [str(self._folder), msgspec.json.encode(attempt).decode(), end, dead]
         try:
             with processes.blocked(*processes.STOP_SIGNALS):
@@ -204,14 +206,14 @@ class Supervisor:
 
     def _replaced_by(self, status: int) -> str | None:
         """Describe a newer attempt elsewhere, if there is one: the trainer must not be restarted then."""
-        attempt = supervisor_channel.published_attempt(self._folder)
+        attempt = supervisor_files.published_attempt(self._folder)
         if attempt is None:
             return "the trainer was fenced" if status == EXIT_FENCED else None
-        return _newer_attempt(attempt, supervisor_channel.published_uids(self._folder))
+        return _newer_attempt(attempt, supervisor_files.published_uids(self._folder))
 
     def _end_cause(self, status: int, previous_exit: str) -> tuple[EndCause | None, str]:
         """Return the cause of an end, if it is known, and the reason: with the exception that the output shows."""
-        shown = supervisor_channel.take_end(self._folder)
+        shown = supervisor_files.take_end(self._folder)
         reason = shown.exception if shown.exception and status == 1 and not self._was_hung else previous_exit
         was_killed = kernel_kills() > self._kernel_kills
         cause = end_cause(shown.cause, status, self._was_hung, was_killed, self._progress.reached)
@@ -229,7 +231,7 @@ class Supervisor:
 
     def _waits(self, signals: processes.PendingSignals, status: int) -> supervisor_channel.PublishedAttempt | None:
         """Return the attempt whose job may get a restore request that the supervisor is to wait for."""
-        attempt = supervisor_channel.published_attempt(self._folder)
+        attempt = supervisor_files.published_attempt(self._folder)
         wanted = self.stay == "always" or (self.stay == "failure" and status != 0)
         if not wanted or signals.stops or attempt is None or not attempt.server:
             return None
@@ -257,7 +259,7 @@ class Supervisor:
         if signals.stops or order is None:
             self._reports.wait_ended(iteration=self._progress.reached)
             return False
-        if (other := _newer_attempt(attempt, supervisor_channel.published_uids(self._folder))) is not None:
+        if (other := _newer_attempt(attempt, supervisor_files.published_uids(self._folder))) is not None:
             self.log(f"{other}; the restore request is for that attempt")
             return False
         self._starts_per_restore[order.id] += 1
@@ -286,7 +288,7 @@ class Supervisor:
     @property
     def _has_begun(self) -> bool:
         """Whether any start began a session."""
-        return self._progress.highest > 0 or supervisor_channel.published_attempt(self._folder) is not None
+        return self._progress.highest > 0 or supervisor_files.published_attempt(self._folder) is not None
 
     def _giving_up(self, fruitless: int, previous_exit: str) -> str:
         starts = "1 start" if fruitless == 1 else f"{fruitless} starts in a row"
@@ -324,7 +326,7 @@ class Supervisor:
         self._progress.begin_start()
         self._was_hung, self._kernel_kills = False, kernel_kills()
         self.starts += 1
-        supervisor_channel.remove_stack_files(self._folder)
+        supervisor_files.remove_stack_files(self._folder)
         if self._held is not None:
             self._held.release_claims()
         with progress_file(self._folder / "progress") as progress:
@@ -348,7 +350,7 @@ class Supervisor:
                     output.trainer_ended()
             last = read_progress(progress)
             self._progress.update(*last)
-            supervisor_channel.keep_stores(self._folder, last)
+            supervisor_files.keep_stores(self._folder, last)
         return status
 
     @property
@@ -381,7 +383,7 @@ class Supervisor:
                 stderr=stderr,
                 process_group=0,
                 # a supervisor that is killed must not leave a trainer that nothing watches
-                preexec_fn=processes.die_with_parent if sys.platform == "linux" else None,
+                preexec_fn=process_facts.die_with_parent if sys.platform == "linux" else None,
             )
         finally:
             if output is not None:
@@ -393,7 +395,7 @@ class Supervisor:
         """Forward signals and detect hangs until the trainer's main process has ended."""
         was_stopped = killed = False
         detector = HangDetector(self.limits.hang_factor, self.limits.hang_least_seconds, time.monotonic())
-        while not processes.has_ended(trainer.pid):
+        while not process_facts.has_ended(trainer.pid):
             while signals.forwarded:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(trainer.pid, signals.forwarded.pop(0))
@@ -422,7 +424,7 @@ class Supervisor:
 
     def _log_dashboard(self) -> None:
         """Log the address of the job's page and whether the server answers, once the job is published."""
-        attempt = supervisor_channel.published_attempt(self._folder)
+        attempt = supervisor_files.published_attempt(self._folder)
         if attempt is None:
             return
         self._dashboard_logged = True
@@ -447,7 +449,7 @@ class Supervisor:
         silent, usual = detector.silent_seconds(time.monotonic()), detector.typical_seconds or 0.0
         self._was_hung = True
         after = f"no iteration after {self._progress.reached} for {silent:.0f} s; one usually takes {usual:.3g} s"
-        stacks = supervisor_channel.dump_stacks(supervisor_channel.ranks(self._folder))
+        stacks = supervisor_files.dump_stacks(supervisor_files.ranks(self._folder))
         dumps = [f"rank {rank}:\n{text}" for rank, text in stacks.items()] or ["no rank can dump its stacks"]
         for line in "\n".join(dumps).splitlines():
             self.log(line, logging.ERROR)

@@ -29,7 +29,7 @@ from holdfast.protocol.wire import (
 from holdfast.save.draft import Draft
 from holdfast.server_link.desired_state_poller import DesiredStatePoller
 from holdfast.server_link.http_client import AgentClient, Backoff, send_once
-from holdfast.system import processes, supervisor_channel
+from holdfast.system import processes, supervisor_channel, supervisor_files
 from holdfast.system.supervisor_channel import PublishedAttempt
 
 REPORT_SECONDS = 10.0
@@ -140,7 +140,7 @@ class StateReporter:
 
     def _has_begun(self, ended: PublishedAttempt) -> bool:
         """Return whether the start after an attempt that ended has begun one of the same job."""
-        attempt = supervisor_channel.published_attempt(self._folder)
+        attempt = supervisor_files.published_attempt(self._folder)
         return attempt is not None and attempt.job == ended.job and attempt.uid != ended.uid
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from holdfast.supervisor import warm_template
-from holdfast.system import processes, supervisor_channel
+from holdfast.system import process_facts, supervisor_files
 from holdfast.system.published_imports import IMPORTS, PublishedImports, published_imports
 
 FORK_SECONDS = 10.0
@@ -59,7 +59,7 @@ class WarmStarts:
     ) -> None:
         self._command, self._folder = list(command), folder
         self._free_share = free_share or free_memory_share
-        self._log = supervisor_channel.log_line
+        self._log = supervisor_files.log_line
         self._environment: Mapping[str, str] = {}
         """The environment of the last start."""
         self._off = False
@@ -249,7 +249,7 @@ class WarmStarts:
 
 
 def _die_with_supervisor() -> None:
-    processes.die_with_parent(signal.SIGKILL)
+    process_facts.die_with_parent(signal.SIGKILL)
 
 
 def python_words(command: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -48,6 +48,8 @@ from typing import Any, NamedTuple
 ENDED = "warm-start-ended.json"
 """File in the supervisor's folder: why a warm start ended, and at the import of which module."""
 MAX_EXCLUDED = 5
+STAGES = ("holdfast", "late")
+"""Names that exclude what the script imported from the import of Holdfast on, or from the session on."""
 NICENESS = 10
 OOM_SCORE = "800"
 """Of 1,000. If memory runs out, the kernel kills this process before any other of the job."""
@@ -194,8 +196,7 @@ class PreloadedLoader:
 
 def inherited_attributes() -> list[object]:
     """Return what a process inherits: limits, signals, processors, niceness, folder, control group and others."""
-    status = _read("/proc/thread-self/status").splitlines()
-    here = os.stat(".")
+    status, here = _read("/proc/thread-self/status").splitlines(), os.stat(".")
     starts = ("Umask:", "SigBlk:", "SigIgn:", "Uid:", "Gid:", "Groups:")
     lines = [line for line in status if line.startswith(starts)]
     texts = [_read("/proc/self/limits"), _read("/proc/self/cgroup"), *lines]
@@ -209,11 +210,12 @@ class Template:
     Args:
         capture: descriptor of the reading end of this process's output.
         imports: what the trainer has published of its imports.
-        excluded: names that are not imported ahead; "late" leaves out what was imported after the session began.
+        excluded: names that are not imported ahead, or one of `STAGES`.
     """
 
     def __init__(self, capture: int, imports: dict[str, Any], excluded: Sequence[str]) -> None:
         self._capture, self.published, self._excluded = capture, imports, excluded
+        self._last_stage = next((number for number, name in enumerate(STAGES) if name in excluded), len(STAGES))
         self._unusable: Unusable | None = None
         self._torch: list[object] = []
         self.imports: list[Import] = []
@@ -228,7 +230,7 @@ class Template:
             raise Unusable("", f"the script runs in {self.published['executable']}, not {sys.executable}")
         if sys.gettrace() is not None or sys.getprofile() is not None:
             raise Unusable("", "a tracer or profiler is active")
-        if not sys.flags.safe_path and sys.path[0] not in self.published["path"]:
+        if not sys.flags.safe_path and sys.path[0] not in self.published["state"][1]:
             raise Unusable("", "the script changes sys.path[0]")
         hiding = {Path(name).stem for name in self._folders.get(sys.path[0], ())} & sys.stdlib_module_names
         if hiding and not sys.flags.safe_path:
@@ -252,7 +254,7 @@ class Template:
         if not _wait_until(lambda: _threads() == 1):
             adding = [each.name for each in self.imports if each.adds_threads]
             raise Unusable(adding[-1] if adding else "", "an import leaves a thread")
-        if "late" not in self._excluded and self._has_changed_state():
+        if self._last_stage == len(STAGES) and self._changed(self.published["state"]) is not None:
             raise Unusable("late", "the script changes the environment, sys.path or the warning filters")
         self._files = _file_stamps()
         if any(stamp[0] > self.began * 1e9 for stamp in self._files.values()):  # type: ignore[index]
@@ -270,7 +272,11 @@ class Template:
     def _import_all(self) -> None:
         try:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+            stages = {name: stage for name, _, stage in self.published["modules"]}
+            later = next((name for name in self._wanted() if stages[name]), None)
             for name in self._wanted():
+                if name == later and (what := self._changed(self.published["first_state"])) is not None:
+                    raise Unusable("holdfast", f"{what} was changed before its import")
                 if name not in sys.modules:
                     self._import(name)
             self._torch = _torch_settings()
@@ -287,8 +293,8 @@ class Template:
         places = {folder: place for place, folder in enumerate(self.published["folders"])}
         modules = [
             (name, os.path.dirname(origin), os.path.basename(origin) == "__init__.py")
-            for name, origin, is_early in self.published["modules"]
-            if (is_early or "late" not in self._excluded) and _is_installed(origin) and not self._excludes(name)
+            for name, origin, stage in self.published["modules"]
+            if stage <= self._last_stage and _is_installed(origin) and not self._excludes(name)
         ]
         packages = sorted(
             (places[folder], name) for name, folder, is_package in modules if is_package and folder in places
@@ -312,14 +318,11 @@ class Template:
                 raise Unusable(name, f"its import changes {what}")
         done = Import(name, before, State.now(), adds_threads=_threads() > threads)
         for each in [each for each in sys.modules if each not in names]:
-            if self._excludes(each):
-                raise Unusable(name, f"its import imports {each}")
             origin = _origin(sys.modules[each])
-            if _is_standard(each, origin):
-                continue
-            if origin is not None and not _is_installed(origin):
-                raise Unusable(name, f"its import imports {origin}")
-            done.modules.append(each)
+            is_standard = _is_standard(each, origin)
+            if self._excludes(each) or not (is_standard or origin is None or _is_installed(origin)):
+                raise Unusable(name, f"its import imports {each if self._excludes(each) else origin}")
+            done.modules += [] if is_standard else [each]
         self.imports.append(done)
 
     def _excludes(self, name: str) -> bool:
@@ -340,11 +343,10 @@ class Template:
             "the output": waiting[0],
         }
 
-    def _has_changed_state(self) -> bool:
-        """Return whether the script's environment, path or filters were not only changed by these imports."""
-        published, now = self.published, State.now()
-        filters = [repr(each) for each in now.filters]
-        return (published["environment"], published["path"], published["filters"]) != (*now[:2], filters)
+    def _changed(self, published: Sequence[Any]) -> str | None:
+        """Name what in a state that the script had was not only changed by these imports."""
+        now = State.now()
+        return now._replace(filters=[repr(each) for each in now.filters]).difference(State(*published))
 
 
 def _read(path: str | Path) -> str:
@@ -426,9 +428,8 @@ def _stamp(path: str) -> tuple[int, int, int] | None:
 def _torch_settings() -> list[object]:
     """Return settings that torch keeps for each thread."""
     torch: Any = sys.modules.get("torch")
-    if torch is None:
-        return []
-    return [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_num_threads()]
+    names = ("is_grad_enabled", "is_inference_mode_enabled", "get_num_threads") if torch is not None else ()
+    return [getattr(torch, name)() for name in names]
 
 
 def _probe() -> None:
@@ -445,8 +446,7 @@ def _probe() -> None:
             status = 0
         finally:
             os._exit(status)
-    _, status = os.waitpid(pid, 0)
-    if status:
+    if status := os.waitpid(pid, 0)[1]:
         raise Unusable("", f"a fork cannot compute ({os.waitstatus_to_exitcode(status)})")
 
 
@@ -500,8 +500,7 @@ def _become_trainer(
     if os.getppid() != forked.supervisor:
         os._exit(1)
     os.close(template._capture)
-    null = os.open(os.devnull, os.O_RDWR)
-    for source, target in ((null, 0), (descriptors[0], 1), (descriptors[1], 2)):
+    for source, target in ((null := os.open(os.devnull, os.O_RDWR), 0), (descriptors[0], 1), (descriptors[1], 2)):
         os.dup2(source, target)
     for fd in {null, *descriptors[:2]} - {0, 1, 2}:
         os.close(fd)

@@ -9,6 +9,7 @@ The threads are daemons, because a store that hangs must not keep the interprete
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import contextlib
 import os
@@ -16,7 +17,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -48,6 +49,21 @@ def submit_helpers(work: Callable[[], None], count: int) -> list[Future[None]]:
     """Run `work` on up to `count` threads with the priority of this thread, which waits for them."""
     pool = _pool(in_background=sys.platform == "linux" and _niceness() >= NICENESS)
     return [pool.submit(work) for _ in range(count)]
+
+
+def share_out(work: Callable[[T], object], items: Iterable[T], count: int) -> None:
+    """Call `work` with each item, on this thread and on up to `count` - 1 threads of a pool, as `share` does."""
+    left = collections.deque(items)
+
+    def run() -> None:
+        while left:
+            try:
+                item = left.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            work(item)
+
+    share(run, max(1, min(count, len(left))))
 
 
 def share(work: Callable[[], None], count: int) -> None:

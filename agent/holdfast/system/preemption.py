@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from holdfast.system.processes import die_with_parent
+from holdfast.system.process_facts import die_with_parent
 
 logger = logging.getLogger("holdfast")
 

@@ -21,7 +21,7 @@ from types import FrameType
 
 from holdfast.system.io_pool import lower_cpu_priority
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_CHILD_SUBREAPER = 36
 KILL_TIMEOUT_SECONDS = 10.0
 """How long to wait for killed processes; one in an uninterruptible system call may stay."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -50,11 +50,6 @@ def adopt_orphans() -> None:
     """Become the parent of all descendants whose parent dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def die_with_parent(number: int = signal.SIGTERM) -> None:
-    """Make the kernel send this signal when the thread that started this process ends. Linux only."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 @contextlib.contextmanager
@@ -120,34 +115,6 @@ def caught_signals() -> Iterator[PendingSignals]:
             signal.set_wakeup_fd(before_fd)
             for signum, handler in before.items():
                 signal.signal(signum, handler)
-
-
-def started_at(pid: int) -> float | None:
-    """Return when a process started, in seconds since the epoch, or `None` if that is not known.
-
-    It may be up to a second too early: the kernel reports the boot time in whole seconds.
-    """
-    try:
-        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        booted_at = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
-    except (OSError, StopIteration):
-        return None
-    return int(booted_at.split()[1]) + int(after_name[19]) / os.sysconf("SC_CLK_TCK")
-
-
-def has_run_since(pid: int, moment: float) -> bool:
-    """Return whether a process runs that started before a moment; `False` where that cannot be determined."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    started = started_at(pid)
-    return state not in "ZX" and started is not None and started <= moment
-
-
-def has_ended(pid: int) -> bool:
-    """Return whether a child has ended, without reaping it."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def reap_orphans(trainer: int) -> None:

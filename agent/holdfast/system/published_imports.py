@@ -9,7 +9,10 @@ import types
 import warnings
 from pathlib import Path
 
-import msgspec
+BEFORE_HOLDFAST = frozenset(sys.modules)
+"""The modules that were imported when the import of Holdfast began: it imports this module first."""
+
+import msgspec  # noqa: E402
 
 logger = logging.getLogger("holdfast")
 
@@ -17,6 +20,17 @@ IMPORTS = "imports.json"
 """File in the supervisor's folder. It is empty if the supervisor wants to know the imports, else missing."""
 UPDATES_BEFORE = 3
 """Updates after which imports are published: the first ones import modules, such as torch's compiler."""
+
+
+ImportState = tuple[dict[str, str], list[str], list[str]]
+"""What an import may read and a script may set before it: environment, `sys.path`, warning filters as text."""
+
+
+def state_now() -> ImportState:
+    return dict(os.environ), [str(entry) for entry in sys.path], [repr(each) for each in warnings.filters]
+
+
+_FIRST_STATE, _PID = state_now(), os.getpid()
 
 
 class PublishedImports(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,14 +41,15 @@ class PublishedImports(msgspec.Struct, frozen=True, kw_only=True):
     orig_argv: list[str]
     main: str | None
     """File of the script."""
-    modules: list[tuple[str, str, bool]]
-    """Name and file of each module in the order in which the imports ended, and whether before the session."""
+    modules: list[tuple[str, str, int]]
+    """Name and file of each module in the order in which the imports ended, and its stage: 0 before the import of
+    Holdfast began, 1 from then to the beginning of the session, 2 from then on."""
     folders: list[str]
     """Folders of modules in the order in which imports from them began."""
-    environment: dict[str, str]
-    path: list[str]
-    filters: list[str]
-    """The warning filters, as text."""
+    first_state: ImportState
+    """When the import of Holdfast began."""
+    state: ImportState
+    """When this was published."""
 
 
 class ImportsPublisher:
@@ -46,7 +61,7 @@ class ImportsPublisher:
 
     def __init__(self, folder: str) -> None:
         self._path = Path(folder, IMPORTS)
-        wanted = bool(folder) and self._path.exists()
+        wanted = bool(folder) and self._path.exists() and os.getpid() == _PID  # a fork has the state of another
         self._before_session = frozenset(sys.modules) if wanted else None
         """The modules that were imported before the session; `None` if there is nothing to publish."""
 
@@ -68,7 +83,8 @@ def _imports(before: frozenset[str]) -> PublishedImports:
     for name, module in list(sys.modules.items()):
         spec = vars(module).get("__spec__") if isinstance(module, types.ModuleType) else None
         if spec is not None and spec.name == name and isinstance(spec.origin, str):
-            modules.append((name, spec.origin, name in before))
+            ours = name not in BEFORE_HOLDFAST or name.partition(".")[0] == "holdfast"
+            modules.append((name, spec.origin, int(ours) + (name not in before)))
     return PublishedImports(
         pid=os.getpid(),
         executable=sys.executable,
@@ -76,9 +92,8 @@ def _imports(before: frozenset[str]) -> PublishedImports:
         main=getattr(sys.modules.get("__main__"), "__file__", None),
         modules=modules,
         folders=list(sys.path_importer_cache),
-        environment=dict(os.environ),
-        path=[str(entry) for entry in sys.path],
-        filters=[repr(each) for each in warnings.filters],
+        first_state=_FIRST_STATE,
+        state=state_now(),
     )
 
 

@@ -17,6 +17,7 @@ from holdfast.telemetry.reporter import Reporter
 
 if TYPE_CHECKING:
     from holdfast.telemetry.loss_watch import LossWatch
+    from holdfast.telemetry.metrics_relay import MetricsReceiver, MetricsSender
 
 logger = logging.getLogger("holdfast")
 
@@ -51,10 +52,20 @@ class IterationMetrics:
         """The newest iterations that the controller was given."""
         self._rank_reporter: RankReporter | None = None
         """Reporter of this rank, where there are several ranks and a server."""
+        self._relay: MetricsSender | MetricsReceiver | None = None
+        """Relay of metrics among the ranks of a pipeline."""
+
+    def watch_losses(self, losses: LossWatch) -> None:
+        """Give the losses from now on to a watch."""
+        self.losses = losses
 
     def report_to(self, rank_reporter: RankReporter) -> None:
         """Report the times of this rank from now on."""
         self._rank_reporter = rank_reporter
+
+    def relay_through(self, relay: MetricsSender | MetricsReceiver | None) -> None:
+        """Have metrics reach rank 0 from the stage of a pipeline that has them."""
+        self._relay = relay
 
     def end_iteration(self, metrics: Mapping[str, Any]) -> None:
         """End the iteration. The cost of a checkpoint begun now counts in the next one."""
@@ -114,7 +125,8 @@ class IterationMetrics:
 
     def send_samples(self, *, wait: bool) -> None:
         """Send the iterations whose metrics have arrived from the device; with `wait`, all of them."""
-        for measured, metrics in self._metrics.ready(wait=wait):
+        ready = self._metrics.ready(wait=wait)
+        for measured, metrics in ready if self._relay is None else self._relay.relay(ready, wait=wait):
             self._reporter.sample(measured, metrics)
             if (loss := metrics.get(LOSS)) is None:
                 continue
@@ -128,11 +140,12 @@ class IterationMetrics:
 
         Without those that cannot be read: a checkpoint does not fail for its metrics.
         """
-        read = self._metrics.newest(self._reporter.position.lineage)
+        lineage, iteration = self._reporter.position.lineage, self._reporter.position.iteration
+        read, relay = self._metrics.newest(lineage), self._relay
 
         def newest() -> dict[str, LoggedMetric]:
             try:
-                return read()
+                return (relay.newest(lineage, iteration) if relay is not None else {}) | read()
             except Exception as error:  # the device failed
                 logger.debug("a checkpoint records no metrics: %s", error)
                 return {}

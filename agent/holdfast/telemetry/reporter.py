@@ -34,6 +34,7 @@ from holdfast.system import io_pool, supervisor_channel
 from holdfast.system.masking import escaped
 from holdfast.telemetry import configuration, fingerprint
 from holdfast.telemetry.iteration_clock import Iteration
+from holdfast.telemetry.run_length import RunLength
 from holdfast.units import duration, format_interval, percent
 
 logger = logging.getLogger("holdfast")
@@ -76,6 +77,7 @@ class Reporter:
     ) -> None:
         self.job, self.position, self._quiet = job, position, quiet
         self._owner, self._labels = owner, dict(labels or {})
+        self.length = RunLength()
         self.link: ServerConnection | None = None
         self.has_server = False
         """Reports are sent; those that cost time to build are not built without a server."""
@@ -151,6 +153,7 @@ class Reporter:
         world_size: int,
         pinned: Iterable[str] = (),
         copies: Mapping[str, wire.CopyPlace] | None = None,
+        stores: Iterable[str] = (),
     ) -> None:
         self.event(
             wire.AttemptStarted(
@@ -164,6 +167,7 @@ class Reporter:
                 versions=versions,
                 owner=printable(self._owner),
                 labels={printable(key): printable(value) for key, value in self._labels.items()},
+                stores=list(map(printable, stores)),
             )
         )
         self.inventory(committed, pinned, copies=copies or {})
@@ -247,11 +251,15 @@ class Reporter:
             )
         )
 
-    def restore_mode(self, mode: RestoreMode, reason: str, start_seconds: float | None) -> None:
-        here = self._here()
+    def restore_mode(
+        self, mode: RestoreMode, reason: str, start_seconds: float | None, on_trouble: str, batches: int
+    ) -> None:
         self.event(
-            wire.RestoreModeReport(**here, mode=mode, reason=printable(reason), start_seconds=start_seconds)
-        )
+            wire.RestoreModeReport(
+                **self._here(), mode=mode, reason=printable(reason), start_seconds=start_seconds,
+                on_trouble=on_trouble, batches_an_iteration=batches,
+            )
+        )  # fmt: skip
 
     def stalls(self, measured: Iteration) -> None:
         for kind, seconds in measured.stalls.items():
@@ -286,6 +294,10 @@ class Reporter:
                 mtbf_seconds=controller.settings.mtbf_seconds,
                 write_bytes_per_second=controller.write_budget,
                 max_unsaved_seconds=controller.settings.max_unsaved_seconds,
+                total_iterations=controller.total_iterations
+                or self.length.total_iterations(self.position.iteration),
+                samples_per_iteration=self.length.samples_per_iteration(),
+                epoch_iterations=self.length.epoch_iterations(),
             )
         )
 

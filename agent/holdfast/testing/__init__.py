@@ -1,4 +1,4 @@
-"""Tests that a store of your own must pass; they need pytest.
+"""Tests that a store or a file transform of your own must pass; they need pytest.
 
     from holdfast.testing import StoreContract
 
@@ -11,7 +11,12 @@
             return store.names_outside_checkpoints_and_records()
 
 `url` is the address of a new, empty store, which other processes can open as well. Each test shows one guarantee
-of `holdfast.store.base`.
+of `holdfast.store.base`. The tests of a file transform need its object as a fixture:
+
+    class TestZip(FileTransformContract):
+        @pytest.fixture
+        def transform(self):
+            return Zip
 """
 
 from __future__ import annotations
@@ -19,14 +24,18 @@ from __future__ import annotations
 import pytest
 
 pytest.register_assert_rewrite(
-    "holdfast.testing.checkpoints", "holdfast.testing.records", "holdfast.testing.ranks"
+    "holdfast.testing.checkpoints",
+    "holdfast.testing.records",
+    "holdfast.testing.ranks",
+    "holdfast.testing.transforms",
 )
 
 from holdfast.testing.checkpoints import CheckpointContract  # noqa: E402
 from holdfast.testing.ranks import RankContract  # noqa: E402
 from holdfast.testing.records import RecordContract  # noqa: E402
+from holdfast.testing.transforms import FileTransformContract  # noqa: E402
 
-__all__ = ["StoreContract"]
+__all__ = ["FileTransformContract", "StoreContract"]
 
 
 class StoreContract(CheckpointContract, RankContract, RecordContract):

@@ -210,6 +210,9 @@ class CheckpointContract(Contract):
         again = store.begin("other", FIRST, 1, 0)
         with pytest.raises(DamagedCheckpoint):
             again.copy_file(JOB, FIRST, FILE)
+        with pytest.raises(DamagedCheckpoint):
+            again.copy_file("other", SECOND, FILE, size_bytes=6)
+        again.copy_file("other", SECOND, FILE, size_bytes=7)
         again.abort()
         assert store.checkpoints("other") == [SECOND]
 

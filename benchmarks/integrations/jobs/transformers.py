@@ -15,6 +15,7 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
+from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from benchmarks.integrations import job
@@ -86,6 +87,7 @@ def main() -> None:
         eval_strategy="epoch",
         save_strategy="steps" if by_framework else "no",
         save_steps=job.EVERY,
+        enable_jit_checkpoint=by_framework and args.preempted,
         seed=job.SEED,
         remove_unused_columns=False,
         disable_tqdm=True,
@@ -100,6 +102,9 @@ def main() -> None:
         callbacks=[UpdateLogger(log)],
     )
     trainer.log_file = log
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, JITCheckpointCallback) and callback.jit_manager:
+            callback.jit_manager.kill_wait = 0  # its 3 s are longer than this training takes
     newest = None
     if args.resume_by == "holdfast":
         import holdfast.integrations.transformers

@@ -128,6 +128,7 @@ def remove(session: Session, name: str, *, who: str, now: float) -> int:
     if person.admin:
         _require_another_admin(session, name)
     revoked = tokens.revoke_of(session, name, now=now)
+    session.execute(delete(models.SavedViewRecord).where(models.SavedViewRecord.user == name))
     session.execute(delete(models.PersonRecord).where(models.PersonRecord.name == name))
     audit.record(session, who=who, action="person.remove", now=now, before={"name": name, "keys_revoked": revoked})
     return revoked

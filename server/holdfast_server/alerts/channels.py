@@ -5,13 +5,14 @@ from __future__ import annotations
 import secrets
 import uuid
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from holdfast.protocol.administration import AlertChannel
 from holdfast_server import models
 from holdfast_server.accounts.projects import require_project
+from holdfast_server.alerts import routing
 from holdfast_server.alerts.channel_kinds.kind import CHANNEL_KINDS, ChannelKind, kind_for, kind_of
 from holdfast_server.alerts.conditions import SEVERITIES
 from holdfast_server.core.alert_settings import AlertSettings
@@ -33,6 +34,18 @@ class NewChannel(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     kind: str = ""
     """Service, such as `email` or `slack`; by default, the one that the target belongs to."""
     least_severity: str = "warning"
+    owner: str = ""
+    """Pattern of the owners of jobs whose alerts it receives, with the wildcards * and ?; empty for any."""
+    labels: dict[str, str] = {}
+    """Patterns of the labels of these jobs by name; each must match."""
+
+
+class ChannelChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Changes of what a channel receives."""
+
+    least_severity: str | UnsetType = UNSET
+    owner: str | UnsetType = UNSET
+    labels: dict[str, str] | UnsetType = UNSET
 
 
 def list_channels(db: Database, project: str) -> list[AlertChannel]:
@@ -57,9 +70,6 @@ def create(
     name = " ".join(request.name.split())
     if not 1 <= len(name) <= MAX_NAME:
         raise InvalidSetting("name", f"the name of a channel has 1 to {MAX_NAME} characters")
-    if request.least_severity not in SEVERITIES:
-        reason = f"severity {request.least_severity!r} is none of {', '.join(SEVERITIES)}"
-        raise InvalidSetting("least_severity", reason)
     row_id, secret = uuid.uuid4().hex, secrets.token_hex(32) if kind.signs else ""
     rows = models.AlertChannelRecord
     require_project(session, project)
@@ -73,7 +83,9 @@ def create(
         kind=kind.name,
         target=target,
         secret=secret,
-        least_severity=request.least_severity,
+        least_severity=_parse_severity(request.least_severity),
+        owner=routing.parse_owner(request.owner),
+        labels=routing.stored_labels(routing.check_labels(request.labels)),
         enabled=True,
         created_at=now,
         created_by=who,
@@ -82,6 +94,23 @@ def create(
     session.flush()
     _record(session, "alert.channel.create", row, who=who, now=now)
     return _as_answer(row, secret=secret or None)
+
+
+@transaction
+def change(
+    session: Session, project: str, channel: str, changes: ChannelChanges, *, who: str, now: float
+) -> AlertChannel:
+    """Change which alerts a channel receives. Raises UnknownChannel and InvalidSetting, which names the field."""
+    row = find(session, project, channel)
+    if changes.least_severity is not UNSET:
+        row.least_severity = _parse_severity(changes.least_severity)
+    if changes.owner is not UNSET:
+        row.owner = routing.parse_owner(changes.owner)
+    if changes.labels is not UNSET:
+        row.labels = routing.stored_labels(routing.check_labels(changes.labels))
+    session.flush()
+    _record(session, "alert.channel.change", row, who=who, now=now)
+    return _as_answer(row)
 
 
 @transaction
@@ -102,6 +131,12 @@ def find(session: Session, project: str, channel: str) -> models.AlertChannelRec
     return row
 
 
+def _parse_severity(text: str) -> str:
+    if text not in SEVERITIES:
+        raise InvalidSetting("least_severity", f"severity {text[:80]!r} is none of {', '.join(SEVERITIES)}")
+    return text
+
+
 def _parse_target(target: str, kind: str, settings: AlertSettings) -> tuple[ChannelKind, str]:
     """Return the kind of the channel, and the target as it is stored."""
     if kind not in ("", *CHANNEL_KINDS):
@@ -112,9 +147,12 @@ def _parse_target(target: str, kind: str, settings: AlertSettings) -> tuple[Chan
 
 def _as_answer(row: models.AlertChannelRecord, *, secret: str | None = None) -> AlertChannel:
     shown = kind_of(row.kind).shown(row.target)
-    return answer_from(row, AlertChannel, target=shown, secret=secret)
+    return answer_from(row, AlertChannel, target=shown, labels=routing.labels_of(row.labels), secret=secret)
 
 
 def _record(session: Session, action: str, row: models.AlertChannelRecord, *, who: str, now: float) -> None:
-    about = {"channel": row.id, "name": row.name, "kind": row.kind, "target": _as_answer(row).target}
+    shown = _as_answer(row)
+    about = {"channel": row.id} | {
+        name: getattr(shown, name) for name in ("name", "kind", "target", "least_severity", "owner", "labels")
+    }
     audit.record(session, who=who, action=action, project=row.project, after=about, now=now)

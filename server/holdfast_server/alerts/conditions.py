@@ -19,6 +19,8 @@ CLEAR = 0.9
 """Fraction of the limit that a value must fall to before an alert may end: a value at the limit does not flap."""
 LASTING = f"; it is still high {NEWEST_LOSSES} iterations later"
 """End of the message about a spike that lasts: only then is it sent."""
+LEAST_SECONDS = 0.001
+"""Time of an iteration below which a difference is the noise of clocks and schedulers, whatever its share."""
 STUCK_ITERATIONS = 5
 """A job is stuck only after this many of its longest iterations: some iterations take minutes."""
 
@@ -84,6 +86,8 @@ class RuleKind:
     built_in: bool
     """Whether every project has a rule of this kind."""
     judge: Judge
+    analyzed: bool = False
+    """Whether it needs an analysis of the last minutes, which is made less often."""
 
 
 KINDS: dict[str, RuleKind] = {}
@@ -102,23 +106,24 @@ def _kind(
     severity: Severity = "warning",
     built_in: bool = True,
     while_training: bool = False,
+    analyzed: bool = False,
 ) -> Callable[[Judge], Judge]:
     """Register a kind.
 
     `while_training` limits it to jobs that train: it does not apply to a job that has ended, and its result for a
-    silent job is unknown.
+    silent or paused job is unknown.
     """
 
     def register(judge: Judge) -> Judge:
         def judge_training(facts: JobFacts, limit: float) -> RuleResult | None:
             if facts.status in ("finished", "stopped", "failed"):
                 return RuleResult(False, "", why=ENDED)
-            return None if facts.status == "silent" else judge(facts, limit)
+            return None if facts.status == "silent" or facts.is_paused else judge(facts, limit)
 
         KINDS[name] = RuleKind(
             name=name, title=title, meaning=meaning, unit=unit, limit=limit, window=window,
             for_seconds=for_seconds, severity=severity, built_in=built_in,
-            judge=judge_training if while_training else judge,
+            judge=judge_training if while_training else judge, analyzed=analyzed,
         )  # fmt: skip
         return judge
 
@@ -138,6 +143,13 @@ def _above(value: float | None, limit: float, message: str, limit_text: str) -> 
     if value is None:
         return None
     return RuleResult(value > limit, message, value, clear=value <= limit * CLEAR, limit=limit_text)
+
+
+def _above_floor(value: float, limit: float, message: str, seconds: float) -> RuleResult:
+    """Compare a share in percent with its limit; what is less than `LEAST_SECONDS` an iteration breaks no rule."""
+    broken = value > limit and seconds >= LEAST_SECONDS
+    clear = value <= limit * CLEAR or seconds < LEAST_SECONDS * CLEAR
+    return RuleResult(broken, message, value, clear=clear, limit=f"{limit:g} %")
 
 
 @_kind(
@@ -238,6 +250,73 @@ def _overhead(facts: JobFacts, limit: float) -> RuleResult | None:
         return None
     limit_text = f"{limit:.3g} × the budget of {budget * 100:.3g} %"
     return _above(overhead / budget, limit, f"overhead {overhead * 100:.3g} %", limit_text)
+
+
+@_kind(
+    "throughput_drop", "Throughput dropped",
+    "How far throughput may be below that of the job's own last hours, in percent",
+    unit="percent", limit=20, for_seconds=600, while_training=True,
+)  # fmt: skip
+def _throughput_drop(facts: JobFacts, limit: float) -> RuleResult | None:
+    now, usual = facts.throughput, facts.usual_throughput
+    if now is None or not usual:
+        return None
+    unit, below = facts.throughput_unit, (1 - now / usual) * 100
+    message = f"{_number(now)} {unit} per second, {below:.0f} % below the usual {_number(usual)}"
+    return _above(below, limit, message, f"{limit:g} %")
+
+
+@_kind(
+    "iteration_time", "Iterations slower than usual",
+    "How much longer iterations may take than in the job's own last hours, in percent",
+    unit="percent", limit=25, for_seconds=600, while_training=True,
+)  # fmt: skip
+def _iteration_time(facts: JobFacts, limit: float) -> RuleResult | None:
+    now, usual = facts.iteration_seconds, facts.usual_iteration_seconds
+    if now is None or not usual:
+        return None
+    above = (now / usual - 1) * 100
+    message = f"an iteration takes {duration(now)}, {above:.0f} % more than the usual {duration(usual)}"
+    return _above_floor(above, limit, message, now - usual)
+
+
+@_kind(
+    "goodput_low", "Goodput low", "Least share of the last hour that advanced training, in percent",
+    unit="percent", limit=50, for_seconds=600, while_training=True, analyzed=True,
+)  # fmt: skip
+def _goodput_low(facts: JobFacts, limit: float) -> RuleResult | None:
+    if facts.goodput is None:
+        return None
+    share = facts.goodput * 100
+    message = f"{share:.0f} % of the last hour advanced training"
+    return RuleResult(share < limit, message, share, clear=share >= limit / CLEAR, limit=f"{limit:g} %")
+
+
+@_kind(
+    "data_wait", "Waiting for data", "Largest share of the last 10 minutes that waited for data, in percent",
+    unit="percent", limit=30, for_seconds=600, while_training=True, analyzed=True,
+)  # fmt: skip
+def _data_wait(facts: JobFacts, limit: float) -> RuleResult | None:
+    found = facts.ranks
+    if found is None:
+        return None
+    share = found.data_share * 100
+    return _above_floor(share, limit, f"waiting for data {share:.0f} % of the time", found.data_seconds_each)
+
+
+@_kind(
+    "straggler", "Slow rank", "How much longer a rank may take than the others over 10 minutes, in percent",
+    unit="percent", limit=20, for_seconds=600, while_training=True, analyzed=True,
+)  # fmt: skip
+def _straggler(facts: JobFacts, limit: float) -> RuleResult | None:
+    found = facts.ranks
+    if found is None:
+        return None
+    if found.slowest is None:
+        return RuleResult(False, "", 0.0)
+    slower = found.slower * 100
+    message = f"rank {found.slowest} takes {slower:.0f} % longer than the others, by {found.why}"
+    return _above_floor(slower, limit, message, found.slower_seconds)
 
 
 @_kind(

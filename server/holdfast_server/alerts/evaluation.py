@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from holdfast.protocol.administration import AlertRule
 from holdfast_server import models
-from holdfast_server.alerts import deliveries, facts, incidents, messages, rules
+from holdfast_server.alerts import deliveries, facts, groups, incidents, messages, rules
 from holdfast_server.alerts.conditions import KINDS, RuleResult
 from holdfast_server.alerts.facts import JobFacts
 from holdfast_server.alerts.loss_spikes import OpenSpike
@@ -21,6 +21,8 @@ EVERY_SECONDS = 10.0
 AT_REST_EVERY_SECONDS = 120.0
 """For jobs that have ended, most of a fleet after some months: only a request that expires, or a checkpoint that
 is found damaged, can still concern one."""
+ANALYZED_EVERY_SECONDS = 60.0
+"""For rules about an analysis of the last minutes, which reads more."""
 JOBS_AT_ONCE = 500
 """Jobs per read transaction, so that none takes long."""
 LOSSES_AT_ONCE = 10
@@ -40,10 +42,11 @@ class _RuleCheck:
     result: RuleResult | None
 
 
-def evaluate(db: Database, now: float, *, at_rest: bool = False) -> None:
+def evaluate(db: Database, now: float, *, at_rest: bool = False, analyzed: bool = False) -> None:
     """Begin, update and resolve alerts and queue their messages, in one transaction per job.
 
-    With `at_rest`, only for jobs that have ended and have no open alert; otherwise for all others.
+    With `at_rest`, only for jobs that have ended and have no open alert; otherwise for all others. With
+    `analyzed`, for the rules about an analysis of the last minutes; otherwise for all other rules.
     """
     with db.read() as session:
         names = facts.candidates(session, at_rest=at_rest, now=now)
@@ -51,8 +54,13 @@ def evaluate(db: Database, now: float, *, at_rest: bool = False) -> None:
         part = names[start : start + JOBS_AT_ONCE]
         with db.read() as session:
             known = facts.gather(session, part, now=now)
-            by_project = {project: rules.rules_of(session, project) for project in {job.project for job in known}}
-            open_alerts, outdated = _open_alerts(session, part)
+            if analyzed:
+                known = facts.analyze(session, known, now=now)
+            by_project = {
+                project: _rules_of(session, project, analyzed=analyzed)
+                for project in {job.project for job in known}
+            }
+            open_alerts, outdated = _open_alerts(session, part, analyzed=analyzed)
             rows = [row for alerts in open_alerts.values() for row in alerts.values()]
             open_spikes = facts.read_open_spikes(session, [row for row in rows if _has_window(row)])
             spike_rules = {
@@ -64,7 +72,7 @@ def evaluate(db: Database, now: float, *, at_rest: bool = False) -> None:
             checks = _check(job, by_project[job.project], open_spikes)
             stepping = any(True for _ in _steps(found, checks, now=now))
             if stepping or job.job in outdated or _without_rule(found, checks):
-                due.append((job.job, partial(_update, job=job.job, checks=checks, now=now)))
+                due.append((job.job, partial(_update, job=job.job, checks=checks, analyzed=analyzed, now=now)))
         for begin in range(0, len(due), WRITES_AT_ONCE):
             some = due[begin : begin + WRITES_AT_ONCE]
             for stored in [db.submit(update, job=name) for name, update in some]:
@@ -84,10 +92,24 @@ def _with_losses(
             yield replace(job, losses=losses[job.job]) if job.job in losses else job
 
 
-def _open_alerts(session: Session, jobs: list[str]) -> tuple[_OpenAlerts, set[str]]:
+def _open_rows(session: Session, jobs: list[str], *, analyzed: bool) -> dict[tuple[str, str], models.AlertRecord]:
+    """Return the open alerts by job and rule, of the rules that are evaluated."""
+    found = incidents.open_rows(session, jobs)
+    return {key: row for key, row in found.items() if _is_analyzed(row) == analyzed}
+
+
+def _rules_of(session: Session, project: str, *, analyzed: bool) -> list[AlertRule]:
+    return [rule for rule in rules.rules_of(session, project) if KINDS[rule.kind].analyzed == analyzed]
+
+
+def _is_analyzed(row: models.AlertRecord) -> bool:
+    return row.kind in KINDS and KINDS[row.kind].analyzed
+
+
+def _open_alerts(session: Session, jobs: list[str], *, analyzed: bool) -> tuple[_OpenAlerts, set[str]]:
     """Return the open alerts by job and rule, without those that a restore ends, and the jobs to update."""
     found: _OpenAlerts = {}
-    for (job, rule), row in incidents.open_rows(session, jobs).items():
+    for (job, rule), row in _open_rows(session, jobs, analyzed=analyzed).items():
         found.setdefault(job, {})[rule] = row
     outdated = set()
     for job, alerts in found.items():
@@ -144,10 +166,10 @@ def _without_rule(rows: dict[str, models.AlertRecord], checks: list[_RuleCheck])
     return [row for rule, row in rows.items() if rule not in names]
 
 
-def _update(session: Session, *, job: str, checks: list[_RuleCheck], now: float) -> None:
+def _update(session: Session, *, job: str, checks: list[_RuleCheck], analyzed: bool, now: float) -> None:
     """Decide again under the job's lock: a person or another instance may have changed an alert since the read."""
     lock_job(session, job)
-    found = incidents.open_rows(session, [job])
+    found = _open_rows(session, [job], analyzed=analyzed)
     rows = {rule: row for (_, rule), row in found.items()}
     offering = _about_iterations(rows)
     if offering:
@@ -211,6 +233,7 @@ def _fire(session: Session, row: models.AlertRecord, check: _RuleCheck, *, now: 
     assert check.result is not None
     incidents.fire(session, row, check.rule, check.result, now=now)
     session.flush()
+    groups.join(session, row, now=now)
     _send(session, row, "firing", now=now)
 
 
@@ -224,5 +247,6 @@ def _end(session: Session, row: models.AlertRecord, why: str, *, now: float) -> 
 
 
 def _send(session: Session, row: models.AlertRecord, event: messages.Event, *, now: float) -> None:
-    if incidents.is_announced(row) and not incidents.is_silenced(row, now=now):
+    # a service that keeps incidents hears of the end of a silenced alert as well
+    if incidents.is_announced(row) and (event == "resolved" or not incidents.is_silenced(row, now=now)):
         deliveries.enqueue(session, row, event, now=now)

@@ -5,21 +5,24 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import and_, func, not_, or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from holdfast.protocol.jobs import JobStatus, RecentFailures
-from holdfast.protocol.wire import OPEN_ORDER_STATES
+from holdfast.protocol.wire import INTENDED_ENDS, OPEN_ORDER_STATES
 from holdfast_server import models
 from holdfast_server.alerts.loss_spikes import NEWEST_LOSSES, NEWEST_SECONDS, Floats, LossHistory, OpenSpike
+from holdfast_server.queries import goodput, ranks
+from holdfast_server.queries.ranks import RankFindings
 from holdfast_server.records import checkpoints
 from holdfast_server.records.interval_status import paced_of
 from holdfast_server.records.job_status import (
     ENDED_WELL,
+    RELAUNCHED,
     current_attempt,
     iterations_per_second,
     longest_seconds,
@@ -29,7 +32,13 @@ from holdfast_server.records.job_status import (
     status_of,
 )
 from holdfast_server.samples import sample_codec
-from holdfast_server.samples.limits import LOSS
+from holdfast_server.samples.limits import (
+    LOSS,
+    median_seconds,
+    throughput,
+    usual_iteration_seconds,
+    usual_throughput,
+)
 
 CURRENT_SECONDS = 7 * 86400.0
 """A job without reports for longer than this is evaluated only while it has an open alert."""
@@ -40,6 +49,8 @@ MAX_SPIKE_ITERATIONS = 5000
 SPIKE_CONTEXT_ITERATIONS = 2000
 """Iterations before those that are read as well, to compare them with."""
 MAX_EXCEPTION = 300
+GOODPUT_SECONDS = 3500.0
+"""Least time that a goodput is the share of: the start of a job is not low goodput."""
 
 _Losses = tuple[NDArray[np.int64], Floats, Floats]
 _NO_LOSSES: _Losses = (np.empty(0, np.int64), np.empty(0), np.empty(0))
@@ -69,6 +80,8 @@ class JobFacts:
     """First line of the exception that a failed job ended with, without its type; empty if it is unknown."""
     remedy: str = ""
     """What to do after a supervisor gave up."""
+    is_paused: bool = False
+    """Whether training is paused on request."""
     attempt_uid: str = ""
     silent_seconds: float = 0.0
     stuck_seconds: float | None = None
@@ -91,6 +104,19 @@ class JobFacts:
     finite_loss_iteration: int | None = None
     """Last iteration whose loss was finite."""
     iterations_per_second: float | None = None
+    throughput: float | None = None
+    """Tokens per second of the newest iterations where the script reports them, else iterations per second."""
+    usual_throughput: float | None = None
+    """The same over the last hours of training; `None` until it is known."""
+    throughput_unit: str = "iterations"
+    iteration_seconds: float | None = None
+    """Median of the newest iterations."""
+    usual_iteration_seconds: float | None = None
+    """The same over the last hours of training; `None` until it is known."""
+    goodput: float | None = None
+    """Share of the last hour that advanced training, where it was analyzed; `None` for a younger job."""
+    ranks: RankFindings | None = None
+    """Waits for data and for a slow rank, where they were analyzed."""
     losses: LossHistory | None = None
     """Newest losses, where a rule checks them."""
     start_loss: float = 0.0
@@ -142,6 +168,39 @@ def gather(session: Session, names: list[str], *, now: float) -> list[JobFacts]:
     ]
 
 
+def analyze(session: Session, jobs: Sequence[JobFacts], *, now: float) -> list[JobFacts]:
+    """Return the facts of jobs with the goodput and the waits of those that train."""
+    rows = models.JobRecord
+    training = [job.job for job in jobs if job.status == "running"]
+    if not training:
+        return list(jobs)
+    found = list(session.scalars(select(rows).where(rows.name.in_(training))))
+    shares = goodput.shares(session, training, "1h", now=now)
+    waits = ranks.findings(session, found, now=now)
+    stopped = _stopped_on_request(session, training, since=now - 3600.0)
+    whole = {
+        name: share.share
+        for name, share in shares.items()
+        if share.wall_seconds >= GOODPUT_SECONDS and name not in stopped
+    }
+    return [replace(job, goodput=whole.get(job.job), ranks=waits.get(job.job)) for job in jobs]
+
+
+def _stopped_on_request(session: Session, names: Sequence[str], *, since: float) -> set[str]:
+    """Return the jobs that stood still on request since a time: paused, or from a planned end to a new start."""
+    pauses, before, after = models.TrainingPauseRecord, aliased(models.AttemptRecord), models.AttemptRecord
+    paused = select(pauses.job).where(
+        pauses.job.in_(names), or_(pauses.ended_at > since, and_(pauses.ended_at.is_(None), pauses.at > since))
+    )
+    ended = (
+        select(after.job)
+        .join(before, (before.job == after.job) & (before.attempt == after.attempt - 1))
+        .where(after.job.in_(names), after.started_at > since)
+        .where(before.finished.in_(INTENDED_ENDS), before.finished != RELAUNCHED)
+    )
+    return {*session.scalars(paused), *session.scalars(ended)}
+
+
 def _exception_message(attempt: models.AttemptRecord | None) -> str:
     """Return the message of the exception in the output of a failed attempt, without its type."""
     if attempt is None or attempt.exception is None:
@@ -178,6 +237,7 @@ def _facts(
         status_reason=status.reason,
         exception=_exception_message(attempt) if status.status == "failed" else "",
         remedy=remedy_after_giving_up(attempt),
+        is_paused=job.training_paused_at is not None,
         attempt_uid=job.uid,
         silent_seconds=max(0.0, now - job.last_contact_at),
         stuck_seconds=None if job.progressed_at is None else max(0.0, reported - job.progressed_at),
@@ -196,6 +256,11 @@ def _facts(
         newest_losses=tuple(recent.loss[-NEWEST_LOSSES:]),
         finite_loss_iteration=recent.finite_loss_iteration,
         iterations_per_second=iterations_per_second(recent),
+        throughput=throughput(recent),
+        usual_throughput=usual_throughput(recent),
+        throughput_unit="tokens" if recent.tokens else "iterations",
+        iteration_seconds=median_seconds(recent.seconds),
+        usual_iteration_seconds=usual_iteration_seconds(recent),
         store_free_bytes=free,
         room_checkpoints=free / size if size and free is not None else None,
         order=order,

@@ -10,7 +10,15 @@ from typing import Literal
 from sqlalchemy import ColumnElement, and_, func, not_, select
 from sqlalchemy.orm import Session
 
-from holdfast.protocol.administration import Alert, AlertFilter, AlertRule, AlertState
+from holdfast.protocol.administration import (
+    Alert,
+    AlertDetails,
+    AlertFilter,
+    AlertRule,
+    AlertState,
+    AlertStep,
+)
+from holdfast.units import duration
 from holdfast_server import models
 from holdfast_server.alerts.conditions import KINDS, LASTING, SEVERITIES, RuleResult
 from holdfast_server.core.encoding import answer_from
@@ -29,6 +37,7 @@ CLEAR_SECONDS = 60.0
 MAX_SILENCE_SECONDS = 90 * 86400.0
 MAX_ROWS = 500
 MAX_MESSAGE = 1000
+MAX_COMMENT, MAX_COMMENTS, MAX_SENT = 2000, 200, 50
 _UNRESOLVED = select(models.AlertRecord).where(
     models.AlertRecord.job.in_(named_jobs()), models.AlertRecord.resolved_at.is_(None)
 )
@@ -220,6 +229,49 @@ def open_of_jobs(session: Session, jobs: Sequence[str], *, now: float) -> dict[s
     return found
 
 
+def details(db: Database, alert: int, *, visible_projects: Collection[str] | None, now: float) -> AlertDetails:
+    """Return an alert with its course and its group. Raises UnknownAlert, also for one of another project."""
+    rows = models.AlertRecord
+    with db.read() as session:
+        row = session.get(rows, alert) if 0 <= alert < 2**63 else None
+        is_hidden = row is not None and visible_projects is not None and row.project not in visible_projects
+        if row is None or row.fired_at is None or is_hidden:
+            raise UnknownAlert(alert)
+        others = select(rows).where(rows.group_id == row.group_id, rows.project == row.project, rows.id != row.id)
+        group = session.scalars(others.order_by(rows.id).limit(MAX_ROWS)) if row.group_id is not None else ()
+        rule = session.get(models.AlertRuleRecord, (row.project, row.rule))
+        return AlertDetails(
+            alert=as_answer(row, now=now),
+            runbook=rule.runbook if rule is not None else "",
+            steps=_steps(session, row),
+            group=[as_answer(other, now=now) for other in group],
+        )
+
+
+def _steps(session: Session, row: models.AlertRecord) -> list[AlertStep]:
+    notes, sent, channels = models.AlertNoteRecord, models.AlertDeliveryRecord, models.AlertChannelRecord
+    found = [AlertStep(at=row.since, state="began")] if row.since != row.fired_at else []
+    if row.fired_at is not None:
+        found.append(AlertStep(at=row.fired_at, state="fired", text=row.severity))
+    if row.acknowledged_at is not None:
+        found.append(AlertStep(at=row.acknowledged_at, state="acknowledged", who=row.acknowledged_by))
+    found += [
+        AlertStep(at=note.at, state=note.kind, who=note.who, text=note.text)  # type: ignore[arg-type]
+        for note in session.scalars(select(notes).where(notes.alert == row.id))
+    ]
+    query = select(sent.ended_at, sent.event, channels.name).join(channels, channels.id == sent.channel)
+    query = query.where(
+        sent.group_id == row.group_id, sent.state == "delivered", sent.event != "test",
+        channels.project == row.project,
+    )  # fmt: skip
+    for at, event, name in session.execute(query.order_by(sent.id.desc()).limit(MAX_SENT)):
+        if at is not None:
+            found.append(AlertStep(at=at, state="sent", who=name, text=event))
+    if row.resolved_at is not None:
+        found.append(AlertStep(at=row.resolved_at, state="resolved", text=row.resolved_why or ""))
+    return sorted(found, key=lambda step: step.at)
+
+
 def open_by_severity(db: Database, *, visible_projects: Collection[str] | None = None) -> dict[str, int]:
     """Count the unresolved alerts, including acknowledged and silenced ones."""
     rows = models.AlertRecord
@@ -278,6 +330,7 @@ def silence(session: Session, job: str, alert: int, *, until: float, who: str, n
         raise InvalidSetting("until", "a silence ends in the future, within 90 days")
     row = _unresolved(session, job, alert)
     row.silenced_until, row.silenced_by = until, who
+    _note(session, row, "silenced", f"for {duration(round(until - now))}", who=who, now=now)
     _record(session, "alert.silence", row, who=who, now=now, until=until)
     return as_answer(row, now=now)
 
@@ -288,15 +341,41 @@ def unsilence(session: Session, job: str, alert: int, *, who: str, now: float) -
     row = _unresolved(session, job, alert)
     if is_silenced(row, now=now):
         row.silenced_until = now
+        _note(session, row, "unsilenced", "", who=who, now=now)
         _record(session, "alert.unsilence", row, who=who, now=now)
     return as_answer(row, now=now)
 
 
-def _unresolved(session: Session, job: str, alert: int) -> models.AlertRecord:
+@job_transaction
+def comment(session: Session, job: str, alert: int, text: str, *, who: str, now: float) -> AlertStep:
+    """Comment on an alert, also on one that has resolved. Raises UnknownJob, UnknownAlert, InvalidSetting."""
+    row = _fired(session, job, alert)
+    text = text.strip()
+    if not 1 <= len(text) <= MAX_COMMENT:
+        raise InvalidSetting("text", f"a comment has 1 to {MAX_COMMENT:,} characters")
+    notes = models.AlertNoteRecord
+    known = session.scalar(select(func.count()).where(notes.alert == alert, notes.kind == "comment"))
+    if (known or 0) >= MAX_COMMENTS:
+        raise InvalidSetting("text", f"an alert has at most {MAX_COMMENTS} comments")
+    _note(session, row, "comment", text, who=who, now=now)
+    _record(session, "alert.comment", row, who=who, now=now)
+    return AlertStep(at=now, state="comment", who=who, text=text)
+
+
+def _note(session: Session, row: models.AlertRecord, kind: str, text: str, *, who: str, now: float) -> None:
+    session.add(models.AlertNoteRecord(alert=row.id, at=now, who=who, kind=kind, text=text))
+
+
+def _fired(session: Session, job: str, alert: int) -> models.AlertRecord:
     find_job(session, job)
     row = session.get(models.AlertRecord, alert) if 0 <= alert < 2**63 else None
     if row is None or row.job != job or row.fired_at is None:
         raise UnknownAlert(alert)
+    return row
+
+
+def _unresolved(session: Session, job: str, alert: int) -> models.AlertRecord:
+    row = _fired(session, job, alert)
     if row.resolved_at is not None:
         raise AlertResolved(alert)
     return row

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
+from urllib.parse import urlsplit
 
 from msgspec import UNSET, Struct, UnsetType, structs
-from sqlalchemy import delete, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from holdfast.protocol.administration import AlertRule
@@ -28,9 +29,12 @@ MAX_RULES = 100
 MAX_WINDOW_CONDITIONS = 5
 """Pairs of limit and window of a project's rules: each is evaluated over thousands of losses of each job."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-_STORED = ("kind", "enabled", "severity", "window", "for_seconds", "jobs", "changed_at", "changed_by")
+MAX_RUNBOOK = 1000
+COUNTED_SECONDS = 7 * 86400.0
+"""Time in which the alerts of a rule are counted, to find one that is too loud."""
+_STORED = ("kind", "enabled", "severity", "window", "for_seconds", "jobs", "runbook", "changed_at", "changed_by")
 """Fields that a row has under the same name."""
-_AUDITED = ("name", "kind", "enabled", "severity", "limit", "window", "for_seconds", "jobs")
+_AUDITED = ("name", "kind", "enabled", "severity", "limit", "window", "for_seconds", "jobs", "runbook")
 
 
 class RuleChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -44,6 +48,8 @@ class RuleChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True)
     window: int | UnsetType = UNSET
     for_seconds: float | UnsetType = UNSET
     jobs: str | UnsetType = UNSET
+    runbook: str | UnsetType = UNSET
+    """URL of what to do about its alerts; empty for none."""
 
 
 def applies(rule: AlertRule, job: str) -> bool:
@@ -63,11 +69,22 @@ def rules_of(session: Session, project: str) -> list[AlertRule]:
     return built_in + [_stored(row) for _, row in sorted(stored.items()) if row.kind in KINDS]
 
 
-def list_rules(db: Database, project: str) -> list[AlertRule]:
-    """Raises UnknownProject."""
+def list_rules(db: Database, project: str, *, now: float | None = None) -> list[AlertRule]:
+    """Return the rules of a project, with how often each fired in the last 7 days. Raises UnknownProject.
+
+    Without `now`, they are not counted.
+    """
+    rows = models.AlertRecord
     with db.read() as session:
         require_project(session, project)
-        return rules_of(session, project)
+        found = rules_of(session, project)
+        if now is None:
+            return found
+        query = select(rows.rule, func.count()).where(
+            rows.project == project, rows.fired_at > now - COUNTED_SECONDS
+        )
+        fired = {rule: count for rule, count in session.execute(query.group_by(rows.rule))}  # noqa: C416 - rows
+    return [structs.replace(rule, fired_7d=fired.get(rule.name, 0)) for rule in found]
 
 
 def titles(db: Database, projects: Collection[str]) -> dict[str, str]:
@@ -120,7 +137,7 @@ def _default(project: str, kind: RuleKind, name: str) -> AlertRule:
     built_in = kind.built_in and name == kind.name
     return answer_from(
         kind, AlertRule, project=project, name=name, kind=kind.name, built_in=built_in, enabled=True, jobs="*",
-        changed_at=None, changed_by=None,
+        runbook="", changed_at=None, changed_by=None, fired_7d=0,
     )  # fmt: skip
 
 
@@ -170,6 +187,25 @@ def _apply(row: models.AlertRuleRecord, changes: RuleChanges) -> None:
         if not 1 <= len(changes.jobs) <= MAX_PATTERN or not re.fullmatch(r"[A-Za-z0-9._*?-]+", changes.jobs):
             raise InvalidSetting("jobs", "give a pattern for job names, with * and ? as wildcards, as in llama-*")
         row.jobs = changes.jobs
+    if changes.runbook is not UNSET:
+        row.runbook = _parse_runbook(changes.runbook)
+
+
+def _parse_runbook(text: str) -> str:
+    url = text.strip()
+    if not url:
+        return ""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        parts = urlsplit("")
+    # it is a link in pages and in messages
+    is_plain = all(character.isprintable() and character not in ' <>|"' for character in url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or not is_plain or len(url) > MAX_RUNBOOK:
+        raise InvalidSetting(
+            "runbook", "give an http or https URL without spaces, as in https://wiki.example.org/gpu"
+        )
+    return url
 
 
 def _limit_conditions(changed: models.AlertRuleRecord, known: Iterable[AlertRule]) -> None:

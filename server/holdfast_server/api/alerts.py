@@ -12,13 +12,15 @@ from holdfast.protocol.administration import (
     Alert,
     AlertChannel,
     AlertDelivery,
+    AlertDetails,
     AlertFilter,
     AlertRule,
+    AlertStep,
     Severity,
 )  # fmt: skip
 from holdfast.protocol.field_types import MAX_INTEGER
 from holdfast_server.alerts import channels, deliveries, incidents, rules
-from holdfast_server.alerts.channels import NewChannel
+from holdfast_server.alerts.channels import ChannelChanges, NewChannel
 from holdfast_server.alerts.rules import RuleChanges
 from holdfast_server.api.desired_state import MAX_EDIT_BYTES
 from holdfast_server.api.endpoints import Router
@@ -44,6 +46,12 @@ class SilenceRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
 
     until: float | None = None
     seconds: float | None = None
+
+
+class NewComment(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """A comment on an alert."""
+
+    text: str
 
 
 @router.endpoint("GET", "/alerts", access=LISTS, returns=dict[str, list[Alert]])
@@ -73,6 +81,12 @@ def alerts(
         limit=limit,
     )
     return Json({"alerts": found})
+
+
+@router.endpoint("GET", "/alerts/{alert}", access=LISTS, returns=AlertDetails, errors={404: "No such alert"})
+def alert_details(alert: Number, db: Db, now: Now, asker: Asker) -> Response:
+    """Return an alert with its course: states, comments and messages; and the alerts of its group."""
+    return Json(incidents.details(db, alert, visible_projects=asker.visible_projects, now=now))
 
 
 @router.endpoint(
@@ -130,15 +144,31 @@ def unsilence(job: str, alert: Number, db: Db, now: Now, who: Who) -> Response:
 
 
 @router.endpoint(
+    "POST",
+    "/jobs/{job}/alerts/{alert}/comments",
+    access=OPERATE,
+    body=NewComment,
+    returns=AlertStep,
+    status=201,
+    errors={404: NO_ALERT, 422: "The text is empty or too long"},
+    max_body_bytes=MAX_EDIT_BYTES,
+)
+def add_comment(job: str, alert: Number, body: Body, db: Db, now: Now, who: Who) -> Response:
+    """Comment on an alert, open or resolved."""
+    text = parse(body, NewComment).text
+    return Json(incidents.comment(db, job, alert, text, who=who, now=now), status_code=201)
+
+
+@router.endpoint(
     "GET",
     "/projects/{project}/alert-rules",
     access=PROJECT_VIEW,
     returns=dict[str, list[AlertRule]],
     errors={404: "No such project"},
 )
-def project_rules(project: str, db: Db) -> Response:
-    """List the built-in rules, as they are in this project, then its custom ones."""
-    return Json({"rules": rules.list_rules(db, project)})
+def project_rules(project: str, db: Db, now: Now) -> Response:
+    """List the built-in rules, as they are in this project, then its custom ones, each with its recent alerts."""
+    return Json({"rules": rules.list_rules(db, project, now=now)})
 
 
 @router.endpoint(
@@ -197,6 +227,21 @@ def create_channel(project: str, body: Body, db: Db, config: Config, now: Now, w
     asked = parse(body, NewChannel)
     made = channels.create(db, config.alerts, project, asked, who=who, now=now)
     return Json(made, status_code=201)
+
+
+@router.endpoint(
+    "PATCH",
+    "/projects/{project}/alert-channels/{channel}",
+    access=PROJECT_ADMIN,
+    body=ChannelChanges,
+    returns=AlertChannel,
+    errors={404: NO_CHANNEL, 422: "Invalid field"},
+    max_body_bytes=MAX_EDIT_BYTES,
+)
+def change_channel(project: str, channel: str, body: Body, db: Db, now: Now, who: Who) -> Response:
+    """Change which alerts a channel receives. Fields that are left out do not change."""
+    changes = parse(body, ChannelChanges)
+    return Json(channels.change(db, project, channel, changes, who=who, now=now))
 
 
 @router.endpoint(

@@ -11,6 +11,7 @@ from fastapi import Header, Query
 from starlette.responses import Response
 
 from holdfast.protocol.analyses import SettingsPreview
+from holdfast.protocol.field_types import MAX_INTEGER
 from holdfast.protocol.jobs import DesiredChanges
 from holdfast.protocol.wire import Desired
 from holdfast_server.api.endpoints import Router
@@ -50,6 +51,9 @@ async def read(
     alert_pins: Annotated[
         str | None, Query(description="or once other checkpoints than these, by commas, are kept for alerts")
     ] = None,
+    share_number: Annotated[
+        int | None, Query(ge=0, le=MAX_INTEGER, description="or once the shares of stores have another number")
+    ] = None,
     wait: Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS, description="for at most this many seconds")] = 0,
 ) -> Response:
     """Return the newest version; with `after` and `wait`, by long polling. An unknown job has the default state.
@@ -62,8 +66,8 @@ async def read(
         # The agent's next request confirms it again: answering matters more.
         with suppress(DatabaseBusy, DatabaseUnavailable):
             await control.delivered(db, job, after)
-    desired = await _later(db, changes, clock, job, after, alert_pins, wait)
-    return Response(status_code=204) if desired is None else _tagged(desired)
+    desired = await _later(db, changes, clock, job, after, alert_pins, share_number, wait)
+    return Response(status_code=204) if desired is None else tagged(desired)
 
 
 async def _later(
@@ -73,13 +77,17 @@ async def _later(
     job: str,
     after: int,
     alert_pins: str | None,
+    share_number: int | None,
     wait_seconds: float,
 ) -> Desired | None:
     deadline = asyncio.get_running_loop().time() + wait_seconds
     # Subscribe before the first read, so that no edit between the two is missed.
     with changes.subscribe(job, samples=False) as subscription:
         while True:
-            read = partial(control.newer_desired, db, job, after=after, alert_pins=alert_pins, now=clock())
+            read = partial(
+                control.newer_desired, db, job, after=after, alert_pins=alert_pins, share_number=share_number,
+                now=clock(),
+            )  # fmt: skip
             desired = await db.ask("agents", read)
             if desired is not None:
                 return desired
@@ -116,7 +124,7 @@ def edit(
         message = 'send the version that you edit, as in If-Match: "3": it is the ETag of GET'
         return refusal(428, "version_required", message)
     changes = parse(body, DesiredChanges)
-    return _tagged(control.edit(db, job, changes, version=_version(if_match), who=who, now=now))
+    return tagged(control.edit(db, job, changes, version=_version(if_match), who=who, now=now))
 
 
 @router.endpoint(
@@ -135,7 +143,7 @@ def _version(if_match: str) -> int:
     return int(digits)
 
 
-def _tagged(desired: Desired) -> Response:
+def tagged(desired: Desired) -> Response:
     answer = Json(desired)
     answer.headers["ETag"] = f'"{desired.version}"'
     return answer

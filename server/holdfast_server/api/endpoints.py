@@ -22,6 +22,7 @@ from fastapi import params
 from fastapi.routing import APIRoute
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match, Mount
@@ -54,6 +55,7 @@ class Endpoint(APIRoute):
         function: Callable[..., Any],
         access: AccessRule,
         threads: RequestClass,
+        max_body_size: int,
         **route: Any,
     ) -> None:
         is_asynchronous = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
@@ -61,16 +63,17 @@ class Endpoint(APIRoute):
         self.access = access
         self.threads = None if is_asynchronous else threads
         super().__init__(
-            path, function if is_asynchronous else _in_thread(function, threads), methods=[method], **route
+            path,
+            function if is_asynchronous else _in_thread(function, threads),
+            methods=[method],
+            max_body_size=max_body_size,
+            **route,
         )
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        parameters = inspect.signature(self.endpoint, eval_str=True).parameters.values()
+        parameters = inspect.signature(function, eval_str=True).parameters.values()
         takes_the_request = [parameter.annotation for parameter in parameters] == [Request]
         if self.threads is None and takes_the_request and not self.dependencies:
-            endpoint: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
-            return endpoint  # resolving nothing would take time on every batch
-        return super().get_route_handler()
+            # What FastAPI prepares for parameters and dependencies would take time on every batch.
+            self.app = RequestBodyLimitMiddleware(_called_with_request(function), max_body_size)
 
 
 class MountedApp(Mount):
@@ -166,6 +169,16 @@ class Router:
         return declare
 
 
+def _called_with_request(function: Callable[[Request], Coroutine[Any, Any, Response]]) -> ASGIApp:
+    """Return an application that only calls a function; the handlers of the whole application take its errors."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        response = await function(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+    return answer
+
+
 def _in_thread(function: Callable[..., Any], threads: RequestClass) -> Callable[..., Any]:
     """Return a coroutine function with the parameters of a plain one, which it runs in a thread."""
     signature = inspect.signature(function, eval_str=True)
@@ -205,7 +218,9 @@ class EndpointTable(BaseRoute):
         self.routes = tuple(routes)
         self._by_shape: dict[tuple[str, int], list[Endpoint]] = {}
         self._without_parameters: dict[tuple[str, str], Endpoint] = {}
-        self._mounts = [route for route in self.routes if isinstance(route, MountedApp)]
+        self._below = [
+            route for route in self.routes if isinstance(route, MountedApp) or route.path.endswith(":path}")
+        ]
         self.access: dict[tuple[str, str], AccessRule] = {}
         """The authorization table: the access rule by method and path."""
         for route in self.routes:
@@ -234,7 +249,7 @@ class EndpointTable(BaseRoute):
             return EndpointMatch(whole.path, whole.access, None, None, whole, changes)
         scope = {"type": "http", "method": method, "path": path}
         candidates: list[Endpoint | MountedApp] = [*self._by_shape.get((method, path.count("/")), ())]
-        for route in candidates + [mount for mount in self._mounts if mount.method == method]:
+        for route in candidates + [below for below in self._below if below.method == method]:
             match, found = route.matches(scope)
             if match is Match.FULL:
                 named = found["path_params"]

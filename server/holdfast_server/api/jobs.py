@@ -13,7 +13,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.protocol.analyses import Goodput, JobPlan, RankTimes
+from holdfast.protocol.analyses import Goodput, JobPlan, RankTimes, Recovery
 from holdfast.protocol.field_types import MAX_INTEGER, MAX_ITERATION
 from holdfast.protocol.fleet import BulkChange, BulkResult, Fleet
 from holdfast.protocol.jobs import (
@@ -31,11 +31,12 @@ from holdfast_server.api.desired_state import MAX_EDIT_BYTES
 from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import EncodedBody, Json, encoding_for, parse
 from holdfast_server.control import bulk, control, deletion, plans
-from holdfast_server.core.access import ADMINISTER, FOLLOW, LISTS, VIEW
+from holdfast_server.core.access import ADMINISTER, FOLLOW, LISTS, VIEW, password_is_old
 from holdfast_server.core.encoding import to_json
 from holdfast_server.core.errors import UnknownJob
+from holdfast_server.http.auth_middleware import ask_for_password
 from holdfast_server.http.dependencies import Asker, Body, Changes, Clock, Db, Now, SharedAnswers, StreamPlace, Who
-from holdfast_server.queries import fleet, goodput, ranks, summaries, timeline
+from holdfast_server.queries import fleet, goodput, ranks, recovery, summaries, timeline
 from holdfast_server.queries.job_view import find_job, view_job
 from holdfast_server.queries.timeline_annotations import Axis
 from holdfast_server.samples.limits import MACHINE_RANK
@@ -64,6 +65,7 @@ def jobs(
     label: Annotated[
         list[str] | None, Query(description="labels that all match: `name`, or `name: value`")
     ] = None,
+    archived: Annotated[bool, Query(description="list the archived jobs instead of the others")] = False,
     sort: Annotated[
         fleet.FleetSort, Query(description="`living`: running jobs by name, then the others")
     ] = "heard",
@@ -78,6 +80,7 @@ def jobs(
         project=project,
         owner=owner,
         labels=tuple(label or ()),
+        archived=archived,
         order=sort,
         reverse=reverse,
         page=page,
@@ -97,9 +100,11 @@ def jobs(
     errors={422: "Invalid budget, or not 1 to 2,000 jobs"},
     max_body_bytes=MAX_BULK_BYTES,
 )
-def change(body: Body, db: Db, now: Now, asker: Asker) -> Response:
+def change(request: Request, body: Body, db: Db, now: Now, asker: Asker) -> Response:
     """Change several jobs at once, named or by a filter; each is changed or refused on its own."""
     asked = parse(body, BulkChange)
+    if asked.action in bulk.FAR_REACHING and password_is_old(asker, now=now):
+        return ask_for_password(request)
     return Json(bulk.change(db, asked, asker=asker, now=now))
 
 
@@ -215,6 +220,13 @@ def job_forks(job: str, db: Db, now: Now, asker: Asker) -> Response:
 def job_ranks(job: str, db: Db, now: Now, window: ShortWindow = "1h") -> Response:
     """Compare the ranks, and name those that the others wait for."""
     return Json(ranks.rank_times(db, job, window, now=now))
+
+
+@router.endpoint("GET", "/{job}/recovery", access=VIEW, returns=Recovery, errors={404: NOT_FOUND})
+def job_recovery(job: str, db: Db, now: Now) -> Response:
+    """Return where the job would resume from if it ended now: the newest snapshot or checkpoint in each place."""
+    with view_job(db, job, now=now) as view:
+        return Json(recovery.recovery(view))
 
 
 @router.endpoint(

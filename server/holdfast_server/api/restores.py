@@ -15,9 +15,10 @@ from holdfast.protocol.wire import DataSkip
 from holdfast_server.api.desired_state import MAX_EDIT_BYTES
 from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import Json, parse
-from holdfast_server.control import control, previews
+from holdfast_server.control import approvals, control, previews
+from holdfast_server.control.approvals import RestoreWish
 from holdfast_server.core.access import OPERATE, RESTORE, VIEW
-from holdfast_server.http.dependencies import Body, Db, Now, Who
+from holdfast_server.http.dependencies import Asker, Body, Db, Now, Who
 from holdfast_server.queries import timeline
 from holdfast_server.queries.job_view import view_job
 
@@ -49,26 +50,23 @@ class RestoreRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     errors={
         200: "The restore that an earlier request with this key, or the same open restore, has created",
         404: "No such job, or no restorable checkpoint there: `nearest` is the next earlier one",
-        409: "Another restore is in progress, or this checkpoint cannot be restored",
+        409: "Another restore is in progress, this checkpoint cannot be restored, or the job is protected",
         422: "Invalid request",
     },
     max_body_bytes=MAX_EDIT_BYTES,
 )
-def place(job: str, body: Body, db: Db, who: Who, now: Now) -> Response:
+def place(job: str, body: Body, db: Db, asker: Asker, now: Now) -> Response:
     """Request a restore to a checkpoint or an iteration. The same `key` returns the same restore."""
     asked = parse(body, RestoreRequest)
-    order, new = control.order_restore(
-        db,
-        job,
+    wish = RestoreWish(
         checkpoint=asked.checkpoint,
         iteration=asked.iteration,
         key=uuid.uuid4().hex if asked.key is None else asked.key,
-        who=who,
-        now=now,
         expires_seconds=asked.expires_seconds,
         degraded=asked.degraded,
         skip=asked.skip,
     )
+    order, new = approvals.restore(db, job, wish, asker=asker, now=now)
     return Json(order, status_code=201 if new else 200)
 
 
@@ -105,9 +103,10 @@ def order(job: str, order: str, db: Db, now: Now) -> Response:
         409: "Another restore is in progress, or there is nothing to undo",
     },
 )
-def undo(job: str, order: str, db: Db, who: Who, now: Now) -> Response:
+def undo(job: str, order: str, db: Db, asker: Asker, now: Now) -> Response:
     """Return to the state before this restore, by another restore, which can be undone as well."""
-    placed, new = control.undo_restore(db, job, order, who=who, now=now)
+    checkpoint, key = control.undo_target(db, job, order)
+    placed, new = approvals.restore(db, job, RestoreWish(checkpoint=checkpoint, key=key), asker=asker, now=now)
     return Json(placed, status_code=201 if new else 200)
 
 

@@ -10,11 +10,13 @@ from holdfast_server.alerts import incidents
 from holdfast_server.api import openapi
 from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import Json, refusal
+from holdfast_server.control import stores
 from holdfast_server.core.access import LISTS, PUBLIC
 from holdfast_server.db import DatabaseClosed, DatabaseUnavailable, size_bytes
-from holdfast_server.http.dependencies import Asker, Changes, Db, Metrics, Now, ServicesOf
-from holdfast_server.http.metrics import MOST_JOBS, MetricsSnapshot
+from holdfast_server.http.dependencies import Asker, Changes, Config, Db, Metrics, Now, ServicesOf
+from holdfast_server.http.metrics import MOST_JOBS, MOST_STORES, MetricsSnapshot
 from holdfast_server.queries import fleet
+from holdfast_server.queries.account import AccountQuery, account
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -52,13 +54,15 @@ async def ready(db: Db) -> Response:
     media_type="text/plain",
     response_class=PlainTextResponse,
 )
-def metrics(db: Db, changes: Changes, now: Now, exported: Metrics, asker: Asker) -> Response:
+def metrics(db: Db, changes: Changes, now: Now, config: Config, exported: Metrics, asker: Asker) -> Response:
     """Return the metrics of the server and of the most recently active jobs, for Prometheus."""
     visible = asker.visible_projects
     question = fleet.FleetQuery(order="heard", size=MOST_JOBS, visible_projects=visible)
     with db.read() as session:
         page = fleet.fleet(session, question, now=now)
         stored_bytes = size_bytes(session)
+        sums = account(session, AccountQuery(visible_projects=visible), config.prices, now=now)
+        shared = stores.stores(session, visible_projects=visible, now=now)
     seen = MetricsSnapshot(
         jobs=page.jobs,
         by_status=page.counts,
@@ -66,6 +70,8 @@ def metrics(db: Db, changes: Changes, now: Now, exported: Metrics, asker: Asker)
         database_bytes=stored_bytes,
         writes_waiting=db.writes_waiting,
         alerts_by_severity=incidents.open_by_severity(db, visible_projects=visible),
+        account=sums,
+        stores=shared[:MOST_STORES],
     )
     return PlainTextResponse(exported.exposition(seen), media_type=METRICS_TYPE)
 

@@ -9,7 +9,7 @@ from msgspec import UNSET
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from holdfast.protocol import wire
+from holdfast.protocol import orders, wire
 from holdfast.protocol.field_types import MAX_ATTEMPT, MAX_LINEAGE
 from holdfast.protocol.jobs import (
     CheckpointChanges,
@@ -19,6 +19,8 @@ from holdfast.protocol.jobs import (
     NumberChanges,
     Order,
 )
+from holdfast.protocol.orders import HaltAction
+from holdfast.protocol.values import JobValue, Scalar
 from holdfast.protocol.wire import OPEN_ORDER_STATES
 from holdfast_server import models
 from holdfast_server.core.errors import (
@@ -28,7 +30,16 @@ from holdfast_server.core.errors import (
 )
 from holdfast_server.db import Database, job_transaction
 from holdfast_server.queries.job_view import JobView, find_job
-from holdfast_server.records import audit, checkpoints, desired_state, last_good, pins, restore_orders
+from holdfast_server.records import (
+    audit,
+    checkpoints,
+    desired_state,
+    job_values,
+    last_good,
+    pins,
+    restore_orders,
+    training_halts,
+)
 from holdfast_server.records.ancestry import ancestry_of
 from holdfast_server.records.checkpoints import DAMAGED, DURABLE, as_row
 from holdfast_server.records.last_good import LastGood
@@ -42,15 +53,15 @@ def desired(db: Database, job: str, *, now: float) -> wire.Desired:
     """Return the desired state; empty for an unknown job, whose agent may ask before its first batch."""
     with db.read() as session:
         row = session.get(models.JobRecord, job)
-        return desired_state.read(session, row, now=now) if row else wire.Desired()
+        return desired_state.read(session, row, now=now) if row else wire.Desired(shares=())
 
 
 def newer_desired(
-    db: Database, job: str, *, after: int, alert_pins: str | None, now: float
+    db: Database, job: str, *, after: int, alert_pins: str | None, share_number: int | None, now: float
 ) -> wire.Desired | None:
-    """Return the desired state if its version is after `after`, or other checkpoints are kept for alerts."""
+    """Return the desired state if it is newer than what the agent has, as `desired_state.is_newer` says."""
     with db.read() as session:
-        if not desired_state.is_newer(session, job, after=after, alert_pins=alert_pins):
+        if not desired_state.is_newer(session, job, after=after, alert_pins=alert_pins, share_number=share_number):
             return None
     return desired(db, job, now=now)
 
@@ -152,8 +163,7 @@ def _is_new(db: Database, job: str, version: int) -> bool:
         return row is not None and row.delivered_version < version <= row.version
 
 
-@job_transaction
-def order_restore(
+def place_restore(
     session: Session,
     job: str,
     *,
@@ -165,6 +175,7 @@ def order_restore(
     expires_seconds: float | None = None,
     degraded: bool = False,
     skip: wire.DataSkip | None = None,
+    is_approved: bool = False,
 ) -> tuple[Order, bool]:
     """Order a restore to a checkpoint, or to the one at an iteration; return the order and whether it is new.
 
@@ -177,6 +188,7 @@ def order_restore(
         CheckpointNotFound: with the nearest earlier one, which is only suggested.
         NotRestorable: the checkpoint is damaged, missing or not durable yet.
         OpenOrder: an order for another checkpoint is open.
+        NotPossible: the job is protected, and no second person has approved it.
     """
     if not 1 <= len(key) <= MAX_KEY:
         raise InvalidSetting("key", f"an idempotency key has 1 to {MAX_KEY} characters")
@@ -185,9 +197,8 @@ def order_restore(
     if known is not None:
         _require_same_target(known, checkpoint, iteration, degraded=degraded, skip=skip)
         return known, False
-    chosen = _choose(session, row, checkpoint, iteration, degraded=degraded)
-    if skip is not None:
-        _require_sensible(skip, chosen.iteration)
+    _require_approval(row, is_approved=is_approved)
+    chosen = restorable(session, row, checkpoint, iteration, degraded=degraded, skip=skip)
     order, new = restore_orders.place(
         session, row, chosen, key=key, who=who, now=now, expires_seconds=expires_seconds, degraded=degraded,
         skip=skip,
@@ -200,9 +211,17 @@ def order_restore(
     return order, new
 
 
+order_restore = job_transaction(place_restore)
+
+
+def _require_approval(job: models.JobRecord, *, is_approved: bool) -> None:
+    if job.protected and not is_approved:
+        raise NotPossible(f"{job.name} is protected: a second person has to approve this")
+
+
 def _require_sensible(skip: wire.DataSkip, iteration: int) -> None:
     try:
-        if wire.skip_of(skip.batches, skip.to_iteration, iteration, skip.loader) is None:
+        if orders.skip_of(skip.batches, skip.to_iteration, iteration, skip.loader) is None:
             raise ValueError("leave out a number of batches, or all up to an iteration")
     except ValueError as error:
         field = "skip" if skip.to_iteration is None or skip.batches is not None else "skip_to"
@@ -238,13 +257,12 @@ def cancel_restore(session: Session, job: str, order: str, *, who: str, now: flo
     return cancelled
 
 
-def undo_restore(db: Database, job: str, order: str, *, who: str, now: float) -> tuple[Order, bool]:
-    """Order a restore to the safety checkpoint of an earlier restore, unless such an order is open or done.
+def undo_target(db: Database, job: str, order: str) -> tuple[str, str]:
+    """Return the safety checkpoint of an earlier restore, and the key of its undo, open and done ones included.
 
     Raises:
         UnknownJob, UnknownOrder.
         NotPossible: the order was not carried out, or its safety checkpoint is no longer in the store.
-        OpenOrder: an order for another checkpoint is open.
     """
     with db.read() as session:
         find_job(session, job)
@@ -260,7 +278,45 @@ def undo_restore(db: Database, job: str, order: str, *, who: str, now: float) ->
         gone = "its safety checkpoint is no longer in the store"
         left = gone if made.state == "restored" else f"it is {made.state}"
         raise NotPossible(f"the restore to iteration {made.iteration} cannot be undone: {left}")
-    return order_restore(db, job, checkpoint=made.safety_checkpoint, iteration=None, key=key, who=who, now=now)
+    return made.safety_checkpoint or "", key
+
+
+def place_training_order(
+    session: Session, job: str, action: HaltAction, *, who: str, now: float, is_approved: bool = False
+) -> wire.Desired:
+    """Order that training pauses, continues or ends after a checkpoint.
+
+    Raises:
+        UnknownJob.
+        NotPossible: the job has ended, there is no pause to continue, or the job is protected, and no second
+            person has approved it. To continue needs no approval.
+    """
+    row = find_job(session, job)
+    _require_approval(row, is_approved=is_approved or action == "continue")
+    training_halts.place(session, row, action, who=who, now=now)
+    return desired_state.read(session, row, now=now)
+
+
+order_training = job_transaction(place_training_order)
+
+
+def place_value(
+    session: Session, job: str, name: str, value: Scalar | None, *, who: str, now: float, is_approved: bool = False
+) -> JobValue:
+    """Change a value of the script; `None` returns to the script's own.
+
+    Raises:
+        UnknownJob, UnknownValue.
+        InvalidSetting: the script does not allow the value.
+        NotPossible: the job is protected, and no second person has approved it.
+    """
+    row = find_job(session, job)
+    _require_approval(row, is_approved=is_approved)
+    job_values.set_value(session, row, name, value, who=who, now=now)
+    return next(each for each in job_values.values_of(session, row) if each.definition.name == name)
+
+
+set_value = job_transaction(place_value)
 
 
 @job_transaction
@@ -321,6 +377,22 @@ def checkpoint_at(view: JobView, iteration: int) -> CheckpointInfo:
 def find_last_good(view: JobView, *, before: int | None = None) -> LastGood | None:
     """Return the last good checkpoint, as `last_good.find` does."""
     return last_good.find(view.session, view.job, view.ancestry(), before=before)
+
+
+def restorable(
+    session: Session,
+    job: models.JobRecord,
+    checkpoint: str | None,
+    iteration: int | None,
+    *,
+    degraded: bool,
+    skip: wire.DataSkip | None,
+) -> models.CheckpointRecord:
+    """Return the checkpoint that such a restore uses. Raises as `place_restore`."""
+    chosen = _choose(session, job, checkpoint, iteration, degraded=degraded)
+    if skip is not None:
+        _require_sensible(skip, chosen.iteration)
+    return chosen
 
 
 def _choose(

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from sqlalchemy import ColumnElement, Table, delete, func, select, tuple_
+from sqlalchemy import ColumnElement, Table, delete, exists, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from holdfast_server import models
+from holdfast_server.control.accounting import DELETION, account_job
 from holdfast_server.core.errors import NotPossible
 from holdfast_server.db import Database
 from holdfast_server.queries.job_view import find_job
 from holdfast_server.records import audit
 from holdfast_server.records.job_status import status_of
 
-ACTION = "job.delete"
 ROWS_AT_ONCE = 500
 """Rows deleted in one transaction, for which reports wait."""
 
@@ -23,14 +23,15 @@ _jobs = models.table(models.JobRecord)
 
 
 def delete_job(db: Database, job: str, *, who: str, now: float) -> None:
-    """Delete a job and all its rows, except those of the audit log; its checkpoint store stays.
+    """Delete a job and all its rows, except those of the audit log and the account; its checkpoint store stays.
 
     A later report under the same name creates a new job.
 
     Raises:
         UnknownJob.
-        NotPossible: it is running, or it reported during the deletion.
+        NotPossible: it is running, is protected, or reported during the deletion.
     """
+    account_job(db, job, now=now)
     last_contact_at = db.write(partial(_begin, job=job, who=who, now=now), job=job)
     for table in _tables():
         some = partial(_delete_some, table=table, job=job, last_contact_at=last_contact_at)
@@ -45,6 +46,8 @@ def _begin(session: Session, *, job: str, who: str, now: float) -> float:
     Requests that delete the job at the same time, or go on with an interrupted deletion, share one record.
     """
     row = find_job(session, job)
+    if row.protected:  # a start under its name would be a job without protection
+        raise NotPossible(f"job {job!r} is protected: remove the protection first, which a second person approves")
     attempt = session.get(models.AttemptRecord, (job, row.uid))
     status = status_of(row, attempt, now=now)
     if attempt is not None and status.alive:
@@ -53,13 +56,13 @@ def _begin(session: Session, *, job: str, who: str, now: float) -> float:
             "its API key"
         )
     log = models.AuditEntryRecord
-    begun = select(log.id).where(log.job == job, log.action == ACTION, log.at > row.last_contact_at).limit(1)
+    begun = select(log.id).where(log.job == job, log.action == DELETION, log.at > row.last_contact_at).limit(1)
     if session.scalar(begun) is not None:
         return row.last_contact_at
     attempts = models.AttemptRecord
     count = session.scalar(select(func.count()).where(attempts.job == job))
     before = {"attempts": count, "iteration": row.iteration, "created_at": row.created_at}
-    audit.record(session, who=who, action=ACTION, now=now, job=job, project=row.project, before=before)
+    audit.record(session, who=who, action=DELETION, now=now, job=job, project=row.project, before=before)
     return row.last_contact_at
 
 
@@ -79,6 +82,8 @@ def _end(session: Session, *, job: str, last_contact_at: float) -> None:
     for table in _tables():
         session.execute(delete(table).where(_of_job(table, job)))
     session.execute(delete(_jobs).where(_jobs.c.name == job))
+    writers, stores = models.StoreWriterRecord, models.StoreRecord
+    session.execute(delete(stores).where(~exists().where(writers.store == stores.id)))
 
 
 def _delete_some(session: Session, *, table: Table, job: str, last_contact_at: float) -> int:

@@ -23,7 +23,7 @@ def preview_restore(view: JobView, checkpoint: str) -> RestorePreview:
     """Preview what a restore would abandon, and how long it would take. Raises CheckpointNotFound."""
     session, row = view.session, view.job
     target = find(session, row, checkpoint)
-    attempt = session.get(models.AttemptRecord, (view.name, row.uid))
+    attempt = view.attempt
     here = view.ancestry()
     there = view.ancestry(target.lineage)
     fork = here.fork(there, min(target.iteration, row.iteration))
@@ -57,6 +57,7 @@ def preview_restore(view: JobView, checkpoint: str) -> RestorePreview:
         safety_checkpoint=mode != "next_start",
         repeats=repeated.trouble if repeated else "",
         repeats_at=repeated.iteration if repeated else None,
+        batches_an_iteration=(attempt.batches_an_iteration if attempt else None) or 0,
     )
 
 

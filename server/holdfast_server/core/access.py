@@ -96,8 +96,13 @@ def decide(match: RouteMatch, asker: Principal, project: str | None) -> AccessDe
 
 def needs_password(match: RouteMatch, asker: Principal, *, now: float) -> bool:
     """Return whether `asker`, who may use the route, has to enter their password again first."""
+    return match.rule.recent_password and password_is_old(asker, now=now)
+
+
+def password_is_old(asker: Principal, *, now: float) -> bool:
+    """Return whether a person entered their password too long ago for an action with far-reaching effects."""
     entered_at = asker.password_entered_at
-    return match.rule.recent_password and entered_at is not None and now - entered_at > RECENT_PASSWORD_SECONDS
+    return entered_at is not None and now - entered_at > RECENT_PASSWORD_SECONDS
 
 
 def _decide_for_job(match: RouteMatch, asker: Principal, project: str | None) -> AccessDecision:

@@ -50,6 +50,11 @@ class UnknownAnnotation(ResourceNotFound):
     message = "job {!r} has no annotation {}: it may have been deleted"
 
 
+class UnknownValue(ResourceNotFound):
+    code, details = "unknown_value", ("job", "value")
+    message = "job {!r} has no value {!r}: its script calls session.value with the names that it has"
+
+
 class CheckpointNotFound(ResourceNotFound):
     """No checkpoint can be restored at that iteration; `nearest` is the next earlier one that can."""
 
@@ -65,6 +70,10 @@ class CheckpointNotFound(ResourceNotFound):
             else "and there is none before it"
         )
         super().__init__(iteration, nearest, offer)
+
+
+class UnknownStore(ResourceNotFound):
+    code, message = "unknown_store", "there is no store {!r}: see `holdfast stores`"
 
 
 class UnknownPerson(ResourceNotFound):
@@ -124,6 +133,21 @@ class NotCancellable(RequestRefused):
 
     code, details = "not_cancellable", ("order",)
     message = "this restore is {0.state}: it can be cancelled only while no attempt carries it out"
+
+
+class WaitsForApproval(RequestRefused):
+    """The job is protected: the request was recorded, and waits for a second person."""
+
+    code, details = "approval_needed", ("approval", "expires_at", "what")
+    message = "the job is protected: the request to {2} waits 15 minutes for a second person to approve it"
+    approval: str
+    expires_at: float
+    what: str
+
+
+class UnknownApproval(ResourceNotFound):
+    code, details = "unknown_approval", ("job", "approval")
+    message = "job {!r} has no request for approval {!r}"
 
 
 class NotPossible(RequestRefused):

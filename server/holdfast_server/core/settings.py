@@ -18,6 +18,18 @@ from holdfast_server.core.oidc_settings import ProviderSettings
 MAX_JOBS = 10_000
 
 
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What turns the account into money."""
+
+    gpu_hour: float | None = None
+    """Price of one GPU for an hour; `None`: the account has no costs of GPUs."""
+    tb_month: float | None = None
+    """Price of 1 TB for a month; `None`: it has no costs of storage."""
+    currency: str = ""
+    """Shown after amounts, as in `EUR`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     database: str
@@ -37,6 +49,7 @@ class ServerSettings:
     address: str | None = None
     """Public URL, as in https://holdfast.example; `None` to use that of each request."""
     provider: ProviderSettings | None = None
+    prices: Prices = Prices()
 
     def __post_init__(self) -> None:
         # HTTP strips spaces around header values: a secret with such spaces could never match.

@@ -11,6 +11,7 @@ from holdfast_server.db.statements import DatabaseInUse as DatabaseInUse
 from holdfast_server.db.statements import DatabaseUnavailable as DatabaseUnavailable
 from holdfast_server.db.statements import Statement as Statement
 from holdfast_server.db.statements import insert as insert
+from holdfast_server.db.statements import lock_alerts as lock_alerts
 from holdfast_server.db.statements import lock_job as lock_job
 from holdfast_server.db.statements import named_jobs as named_jobs
 from holdfast_server.db.statements import on_connection as on_connection

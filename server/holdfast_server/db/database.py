@@ -16,13 +16,14 @@ from sqlalchemy import text
 from sqlalchemy.engine import URL, Engine
 from sqlalchemy.orm import Session
 
-from holdfast_migrations import DriverMissing, Upgraded
+from holdfast_migrations import DriverMissing, Upgraded, require_tables
 from holdfast_server.core.bus import ChangeBus
 from holdfast_server.core.settings import database_url
 from holdfast_server.db.request_threads import CONNECTIONS, RequestClass, RequestThreads
 from holdfast_server.db.sqlite import SqliteBackend
 from holdfast_server.db.statements import DatabaseBusy, DatabaseClosed, DatabaseUnavailable, require_writable
 from holdfast_server.db.units import DatabaseBackend, T, Work, WriteUnit
+from holdfast_server.models.base import Base
 
 READS_END_SECONDS = 5.0
 READY_SECONDS = 5.0
@@ -73,10 +74,17 @@ class Database:
         Raises:
             DatabaseInUse: another server uses the file.
             DatabaseTooNew: a later release has migrated it.
-            NotOurDatabase: it is not a Holdfast database.
+            NotOurDatabase: it is not a Holdfast database, or one from before the first release.
             CannotStore: the database does not exist, or refuses access.
         """
-        return self._backend.prepare()
+        upgraded = self._backend.prepare()
+        try:
+            tables = Base.metadata.tables.items()
+            require_tables(self.url, {name: table.columns.keys() for name, table in tables})
+        except BaseException:  # unlock the file even on Ctrl-C
+            self.release()
+            raise
+        return upgraded
 
     @contextmanager
     def alone(self) -> Iterator[None]:

@@ -62,6 +62,15 @@ def lock_job(session: Session, job: str) -> None:
         session.execute(select(func.pg_advisory_xact_lock(job_key(job))))
 
 
+def lock_alerts(session: Session) -> None:
+    """Lock the groups of alerts and their messages, on all instances, until the end of the transaction.
+
+    A transaction that locks a job as well does so before.
+    """
+    if _on_postgres(session):
+        session.execute(select(func.pg_advisory_xact_lock(lock_key("alerts"))))
+
+
 def size_bytes(session: Session) -> int:
     """Return the size of the database, with indexes and free pages."""
     return session.scalar(text(size_question(session.get_bind().dialect.name))) or 0

@@ -70,8 +70,11 @@ def _record(scope: Scope, status: int, seconds: float) -> None:
     services_of(scope["app"]).metrics.answered(
         method=scope["method"], route=route, status=status, seconds=seconds if timed else None
     )
+    level = logging.DEBUG if route.startswith(QUIET) and status < 400 else logging.INFO
+    if not access_log.isEnabledFor(level):
+        return
     access_log.log(
-        logging.DEBUG if route.startswith(QUIET) and status < 400 else logging.INFO,
+        level,
         "%s %s %s %.1f ms",
         scope["method"],
         route,

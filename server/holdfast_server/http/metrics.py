@@ -1,7 +1,8 @@
 """Prometheus metrics of the server and of the jobs.
 
 Names contain the unit, and counters end in `_total`. No label takes values that a client chooses, except the
-names of jobs: only the most recent jobs are exported, and a gauge counts the others.
+names of jobs and the addresses of stores: only the most recent jobs are exported, and a gauge counts the others;
+of stores, those with the highest rate, and in the account those with the most bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from prometheus_client import (
     generate_latest,
 )
 
+from holdfast.protocol.account import Account, AccountStore
 from holdfast.protocol.jobs import JobStatus, JobSummary
+from holdfast.protocol.stores import StoreInfo
 from holdfast_server.ingest.admission import Overloaded
 from holdfast_server.ingest.batches import Received
 
@@ -32,6 +35,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 MOST_JOBS = 200
 """Jobs that are exported one by one, those with the latest contact; each has about twenty series."""
+MOST_STORES = 100
 BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -44,6 +48,11 @@ _JOB_GAUGES: tuple[tuple[str, str, _Read], ...] = (
     ("last_contact_age_seconds", "Time since the last report", lambda job: job.last_contact_seconds),
     ("loss", "Newest loss", lambda job: job.loss),
     ("iterations_per_second", "Speed over the newest iterations", lambda job: job.iterations_per_second),
+    ("tokens_per_second", "Tokens of all ranks over the newest iterations", lambda job: job.tokens_per_second),
+    ("samples_per_second", "Samples of all ranks over the newest iterations", lambda job: job.samples_per_second),
+    ("iterations_total", "Number of the last iteration that the job is to have", lambda job: job.total_iterations),
+    ("progress_ratio", "Share of these iterations that are done", lambda job: job.progress),
+    ("remaining_seconds", "Estimated time to the last iteration", lambda job: job.remaining_seconds),
     ("overhead_ratio", "Measured overhead of checkpointing", lambda job: job.measured_overhead),
     ("budget_ratio", "Allowed overhead", lambda job: job.budget),
     ("interval_iterations", "Iterations between checkpoints", lambda job: job.interval),
@@ -71,6 +80,9 @@ class MetricsSnapshot:
     database_bytes: int | None
     writes_waiting: int
     alerts_by_severity: Mapping[str, int] = field(default_factory=dict)
+    account: Account | None = None
+    """The account of the last 24 hours by project."""
+    stores: Sequence[StoreInfo] = ()
 
 
 class ServerMetrics:
@@ -85,6 +97,7 @@ class ServerMetrics:
             version("holdfast")
         ).set(1)
         self._batches = counter("holdfast_ingest_batches_total", "Batches received", ["result"])
+        self._acknowledged = self._batches.labels("acknowledged")
         self._samples = counter("holdfast_ingest_samples_total", "Samples stored")
         self._events = counter("holdfast_ingest_events_total", "Events stored")
         self._unknown = counter(
@@ -120,10 +133,13 @@ class ServerMetrics:
         self._seconds.observe(time.perf_counter() - started)
 
     def ingested(self, received: Received) -> None:
-        self._batches.labels("acknowledged").inc()
-        self._samples.inc(len(received.samples) if received.samples else 0)
-        self._events.inc(len(received.batch.events))
-        self._unknown.inc(received.unknown_events)
+        self._acknowledged.inc()
+        if received.samples:
+            self._samples.inc(len(received.samples))
+        if received.batch.events:
+            self._events.inc(len(received.batch.events))
+        if received.unknown_events:
+            self._unknown.inc(received.unknown_events)
 
     def answered(self, *, method: str, route: str, status: int, seconds: float | None) -> None:
         """Count a response; `seconds` is None for long polls and streams, whose duration the client determines."""
@@ -155,8 +171,61 @@ class ServerMetrics:
         alerts = Gauge("holdfast_alerts_open", "Alerts that have not resolved", ["severity"], registry=now)
         for severity, count in seen.alerts_by_severity.items():
             alerts.labels(severity).set(count)
+        if seen.account is not None:
+            _of_account(now, seen.account)
         _of_jobs(now, seen.jobs)
+        _of_stores(now, seen.stores)
         return generate_latest(self.registry) + generate_latest(now)
+
+
+_ACCOUNT_GAUGES: tuple[tuple[str, str, Callable[[AccountStore], float | None]], ...] = (
+    ("stored_bytes", "Checkpoints of jobs in the store", lambda store: store.stored_bytes),
+    ("written_bytes", "Checkpoints that became durable in 24 hours", lambda store: store.written_bytes),
+    ("until_full_seconds", "Estimated time until the store is full", lambda store: store.seconds_until_full),
+)
+
+
+def _of_account(registry: CollectorRegistry, account: Account) -> None:
+    """Export sums over the last 24 hours: gauges, since a restart can make productive hours lost ones."""
+    hours = Gauge(
+        "holdfast_account_gpu_hours", "GPU-hours of 24 hours by category", ["project", "category"],
+        registry=registry,
+    )  # fmt: skip
+    gauge = partial(Gauge, labelnames=["project"], registry=registry)
+    unsaved = gauge("holdfast_account_unsaved_gpu_hours", "Unsaved work of jobs that have not ended")
+    saved = gauge("holdfast_account_saved_gpu_hours", "Estimated work that checkpoints saved in 24 hours")
+    for row in account.rows:
+        for category, value in row.categories.items():
+            hours.labels(row.name, category).set(value)
+        unsaved.labels(row.name).set(row.unsaved_gpu_hours)
+        saved.labels(row.name).set(row.saved_gpu_hours)
+    for name, meaning, read in _ACCOUNT_GAUGES:
+        by_store = Gauge(f"holdfast_account_store_{name}", meaning, ["store"], registry=registry)
+        for store in account.stores[:MOST_STORES]:
+            if store.store and (amount := read(store)) is not None:
+                by_store.labels(store.store).set(amount)
+
+
+_STORE_GAUGES: tuple[tuple[str, str, Callable[[StoreInfo], float | None]], ...] = (
+    ("bytes_per_second", "Rate at which all jobs write now", lambda store: store.bytes_per_second),
+    (
+        "limit_bytes_per_second",
+        "Limit for that",
+        lambda store: store.limit.bytes_per_second if store.limit else None,
+    ),
+    ("waiting_bytes", "Bytes of checkpoints that are copied but not durable", lambda store: store.waiting_bytes),
+    ("written_bytes", "Bytes that jobs have written", lambda store: store.written_bytes),
+    ("free_bytes", "Free space", lambda store: store.free_bytes),
+)
+
+
+def _of_stores(registry: CollectorRegistry, stores: Sequence[StoreInfo]) -> None:
+    for name, meaning, read in _STORE_GAUGES:
+        gauge = Gauge(f"holdfast_store_{name}", meaning, ["store", "address"], registry=registry)
+        for store in stores:
+            value = read(store)
+            if value is not None:
+                gauge.labels(store.id, store.address).set(value)
 
 
 def _of_jobs(registry: CollectorRegistry, jobs: Sequence[JobSummary]) -> None:

@@ -34,6 +34,8 @@ PROTECTION = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+_PROTECTION = [(name.lower().encode(), value.encode()) for name, value in PROTECTION.items()]
+_PROTECTED = {name for name, _ in _PROTECTION}
 STRICT_TRANSPORT = "max-age=31536000"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 BODY_SECONDS = 20.0
@@ -168,8 +170,15 @@ def protected(handler: _Handler) -> _Handler:
 
 def protect(scope: Scope, headers: MutableHeaders) -> None:
     """Add the headers that every answer has."""
-    headers.update(PROTECTION | ({"Strict-Transport-Security": STRICT_TRANSPORT} if over_https(scope) else {}))
-    headers.setdefault("Cache-Control", "no-store")
+    present = {name for name, _ in headers.raw}
+    if present.isdisjoint(_PROTECTED):
+        headers.raw.extend(_PROTECTION)  # `update` searches all headers for each of these
+    else:
+        headers.update(PROTECTION)
+    if over_https(scope):
+        headers["Strict-Transport-Security"] = STRICT_TRANSPORT
+    if b"cache-control" not in present:
+        headers.append("Cache-Control", "no-store")
 
 
 def _hostname(host: str) -> str:

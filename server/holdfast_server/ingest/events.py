@@ -9,6 +9,9 @@ from sqlalchemy.orm import Session
 
 from holdfast.protocol import wire
 from holdfast.protocol.field_types import MAX_ANNOTATION
+from holdfast.protocol.orders import HaltReport
+from holdfast.protocol.store_shares import StoreReport
+from holdfast.protocol.values import ValueReport
 from holdfast.protocol.wire import MAX_LABELS
 from holdfast_server import models
 from holdfast_server.db import on_connection
@@ -19,9 +22,12 @@ from holdfast_server.records import (
     checkpoints,
     desired_state,
     job_status,
+    job_values,
     pins,
     rank_totals,
     restore_orders,
+    store_shares,
+    training_halts,
     verifications,
 )
 from holdfast_server.records.ancestry import Ancestry, lineage_starts
@@ -52,26 +58,16 @@ def record(source: EventSource, event: wire.Event) -> None:
     match event:
         case wire.AttemptStarted():
             _started(attempt, event)
+            training_halts.begin_attempt(job, attempt)
             restore_orders.end_stale(session, job, attempt=attempt.attempt, now=source.now)
             checkpoints.fail_unfinished(session, job.name, before_attempt=attempt.attempt)
             position.prune_names(session, job.name)
         case wire.AttemptFinished():
-            job_status.record_end(attempt, event)
-            # Its own checkpoints as well: an agent reports its end after it has stopped writing.
-            checkpoints.fail_unfinished(session, job.name, before_attempt=attempt.attempt + 1)
-            reason = f"attempt {attempt.attempt} ended ({event.reason}) without reporting a result"
-            restore_orders.mark_unknown(session, job, attempt=attempt.attempt, now=source.now, reason=reason)
+            _finished(source, event)
         case wire.LineageStarted():
             _lineage(source, event)
         case wire.Checkpoint():
-            checkpoints.record(
-                session,
-                job.name,
-                event,
-                attempt=attempt.attempt,
-                sequence=source.sequence,
-                ended=attempt.finished is not None or attempt.uid != job.uid,
-            )
+            _checkpoint(source, event)
         case wire.Inventory() if source.ahead:
             checkpoints.take_inventory(session, job.name, event, attempt=attempt.attempt, sequence=source.sequence)
             pins.adopt_pins(session, job, event, now=source.now)
@@ -91,19 +87,40 @@ def record(source: EventSource, event: wire.Event) -> None:
             desired_state.record_applied(session, job, event.version, event.iteration, event.at)
         case wire.OrderStateChange():
             restore_orders.report(session, job, event, attempt=attempt.attempt, now=source.now)
+        case HaltReport() if source.rank == 0:
+            training_halts.report(session, job, attempt, event, current=source.current, now=source.now)
         case wire.RestoreModeReport() if source.rank == 0:
-            attempt.restore_mode, attempt.restore_reason = event.mode, event.reason or None
-            attempt.start_seconds = event.start_seconds
+            _restore_mode(attempt, event)
         case wire.ConfigurationReport() if source.rank == 0:
             attempt_reports.record_configuration(session, attempt, event)
         case wire.OutputReport():
             attempt_reports.record_output(session, attempt, event)
         case wire.SupervisorReport() if attempt.uid == job.uid:
             job_status.record_supervisor(attempt, event, now=source.now)
+        case wire.MemoryReport() if attempt.uid == job.uid:
+            attempt_reports.record_memory(session, attempt, source.rank, event)
+        case wire.RankPlace() if attempt.uid == job.uid:
+            attempt_reports.record_place(session, attempt, source.rank, event)
+        case StoreReport() if source.current:
+            store_shares.record(session, job.name, attempt.uid, event, now=source.now)
         case wire.AnnotationReport():
             _annotate(source, event)
+        case ValueReport() if source.rank == 0:
+            job_values.record(session, job, event, current=source.current)
         case wire.Notice():
             notice(session, job.name, event)
+
+
+def _checkpoint(source: EventSource, event: wire.Checkpoint) -> None:
+    attempt = source.attempt
+    checkpoints.record(
+        source.session,
+        source.job.name,
+        event,
+        attempt=attempt.attempt,
+        sequence=source.sequence,
+        ended=attempt.finished is not None or attempt.uid != source.job.uid,
+    )
 
 
 def notice(session: Session, job: str, event: wire.Notice) -> None:
@@ -140,8 +157,25 @@ def _started(attempt: models.AttemptRecord, event: wire.AttemptStarted) -> None:
     if event.previous_exit is None and attempt.supervisor_until is None:
         attempt.supervisor = None  # a start by hand, while a supervisor was about to restart the script
     attempt.owner = event.owner[:MAX_LABEL] or None
+    attempt.stores = msgspec.json.encode(event.stores).decode() if event.stores else None
     labels = {key[:MAX_LABEL]: value[:MAX_LABEL] for key, value in list(event.labels.items())[:MAX_LABELS]}
     attempt.labels = msgspec.json.encode(labels).decode() if labels else None
+
+
+def _finished(source: EventSource, event: wire.AttemptFinished) -> None:
+    session, job, attempt = source.session, source.job, source.attempt
+    job_status.record_end(attempt, event)
+    training_halts.end_pauses(session, job.name, attempt.uid, at=event.at)
+    # Its own checkpoints as well: an agent reports its end after it has stopped writing.
+    checkpoints.fail_unfinished(session, job.name, before_attempt=attempt.attempt + 1)
+    reason = f"attempt {attempt.attempt} ended ({event.reason}) without reporting a result"
+    restore_orders.mark_unknown(session, job, attempt=attempt.attempt, now=source.now, reason=reason)
+
+
+def _restore_mode(attempt: models.AttemptRecord, event: wire.RestoreModeReport) -> None:
+    attempt.restore_mode, attempt.restore_reason = event.mode, event.reason or None
+    attempt.start_seconds = event.start_seconds
+    attempt.on_trouble, attempt.batches_an_iteration = event.on_trouble or None, event.batches_an_iteration
 
 
 def _lineage(source: EventSource, event: wire.LineageStarted) -> None:
@@ -156,6 +190,8 @@ def _lineage(source: EventSource, event: wire.LineageStarted) -> None:
         origin = event.origin
         row.from_job, row.from_checkpoint = origin.job, origin.checkpoint
         row.from_digest = origin.digest[:MAX_LABEL]
+    if event.order is not None or event.left is not None:
+        job_values.supersede_by_restore(source.session, source.job.name, event.lineage)
     restore_orders.record_lineage(
         source.session, source.job, event, attempt=source.attempt.attempt, now=source.now
     )

@@ -279,11 +279,12 @@ def _recent_samples(recent: limits.RecentSamples, found: BatchSamples) -> limits
         whole = np.concatenate(metrics, axis=1)
         newest = sample_codec.Table(np.arange(whole.shape[1]), tuple(names), whole)
     last = dict(zip(newest.metrics, newest.values[len(sample_codec.BUILT_IN) :, -1].tolist(), strict=True))
-    loss = newest.metric(limits.LOSS)
+    loss, tokens = newest.metric(limits.LOSS), newest.metric(limits.TOKENS)
     return limits.latest(
         recent,
         newest.seconds[-limits.RECENT_ITERATIONS :].tolist(),
         [] if loss is None else loss[-limits.RECENT_ITERATIONS :].tolist(),
         last,
         finite,
+        [] if tokens is None else tokens[-limits.RECENT_ITERATIONS :].tolist(),
     )

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from holdfast.protocol import wire
 from holdfast.protocol.field_types import MAX_NAME
+from holdfast.protocol.store_shares import StoreReport
 from holdfast.protocol.wire import PLAUSIBLE_STEP, Ack, Batch
 from holdfast_server import models
 from holdfast_server.core.errors import RequestRefused, TooManyJobs, UnknownJob
@@ -18,7 +19,7 @@ from holdfast_server.db import Database, on_connection
 from holdfast_server.ingest import events, position
 from holdfast_server.ingest.batches import InvalidBatch, Received
 from holdfast_server.ingest.position import JobPosition
-from holdfast_server.records import checkpoints, job_status
+from holdfast_server.records import checkpoints, job_status, store_shares
 from holdfast_server.samples.limits import MAX_METRICS
 
 UNKNOWN_EVENTS = "unknown_events"
@@ -69,7 +70,7 @@ async def store(
     job = received.batch.job
     work = partial(_store, received=received, project=project, max_jobs=max_jobs, now=now)
     try:
-        return await db.stored(work, job=job, samples_only=received.samples_only)
+        acknowledged = await db.stored(work, job=job, samples_only=received.samples_only)
     except Implausible as error:
         warn = partial(
             _warn,
@@ -81,6 +82,9 @@ async def store(
         )
         await db.stored(warn, job=job)
         raise
+    if reports := [event for event in received.batch.events if isinstance(event, StoreReport)]:
+        await store_shares.follow_reports(db, reports, now=now)
+    return acknowledged
 
 
 def _store(session: Session, received: Received, *, project: str | None, max_jobs: int, now: float) -> Ack:

@@ -160,3 +160,15 @@ class AuditHeadRecord(Base):
     one: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     id: Mapped[int]
     digest: Mapped[bytes]
+
+
+class SavedViewRecord(Base):
+    """A filter, order and columns of the fleet page that a user saved under a name."""
+
+    __tablename__ = "saved_views"
+
+    user: Mapped[str] = mapped_column(primary_key=True)
+    """Who saved it; no foreign key, as on a server without accounts all users are one."""
+    name: Mapped[str] = mapped_column(primary_key=True)
+    query: Mapped[str]
+    """The query of the page's address."""

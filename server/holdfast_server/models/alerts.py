@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ForeignKey, Index
+from sqlalchemy import ForeignKey, Index, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from holdfast_server.models.base import Base, partial_index
@@ -26,6 +26,8 @@ class AlertRuleRecord(Base):
     """How long the condition must hold before the alert fires."""
     jobs: Mapped[str] = mapped_column(default="*")
     """Pattern of job names, with * and ?."""
+    runbook: Mapped[str] = mapped_column(default="", server_default=text("''"))
+    """URL of what to do about its alerts; empty if there is none."""
     changed_at: Mapped[float]
     changed_by: Mapped[str]
 
@@ -39,6 +41,9 @@ class AlertRecord(Base):
         Index(None, "project", "id"),
         Index(None, "job", "id"),
         Index(None, "resolved_at", "id"),
+        Index(None, "fired_at"),
+        Index(None, "acknowledged_at"),
+        Index(None, "group_id"),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -69,6 +74,24 @@ class AlertRecord(Base):
     silenced_by: Mapped[str | None]
     resolved_at: Mapped[float | None]
     resolved_why: Mapped[str | None]
+    group_id: Mapped[int | None]
+    """Number of the alert that opened its group, whose alerts are sent together; `None` until it fires. That alert
+    may be deleted before the others."""
+
+
+class AlertNoteRecord(Base):
+    """What a person did about an alert, or wrote about it."""
+
+    __tablename__ = "alert_notes"
+    __table_args__ = (Index(None, "alert", "id"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    alert: Mapped[int] = mapped_column(ForeignKey("alerts.id", ondelete="CASCADE"))
+    at: Mapped[float]
+    who: Mapped[str]
+    kind: Mapped[str]
+    """`comment`, `silenced` or `unsilenced`."""
+    text: Mapped[str]
 
 
 class AlertChannelRecord(Base):
@@ -87,6 +110,10 @@ class AlertChannelRecord(Base):
     secret: Mapped[str]
     """Key that signs messages, if the kind signs; stored in plain text because signing needs it."""
     least_severity: Mapped[str]
+    owner: Mapped[str] = mapped_column(default="", server_default=text("''"))
+    """Pattern of the owners of jobs whose alerts it receives; empty for any."""
+    labels: Mapped[str] = mapped_column(default="", server_default=text("''"))
+    """Patterns of their labels by name, in JSON; empty for any."""
     enabled: Mapped[bool] = mapped_column(default=True)
     created_at: Mapped[float]
     created_by: Mapped[str]
@@ -100,16 +127,20 @@ class AlertDeliveryRecord(Base):
         partial_index("ix_alert_deliveries_due", "next_at", where="state = 'waiting'"),
         Index(None, "channel", "id"),
         Index(None, "alert"),
+        Index(None, "group_id", "channel"),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     channel: Mapped[str] = mapped_column(ForeignKey("alert_channels.id", ondelete="CASCADE"))
     alert: Mapped[int | None] = mapped_column(ForeignKey("alerts.id"))
-    """Alert of the message; `None`: a test."""
+    """Alert that the message was queued for; `None`: a test."""
+    group_id: Mapped[int | None]
+    """Group that the message is about."""
     event: Mapped[str]
     """`firing`, `resolved` or `test`."""
     payload: Mapped[bytes]
-    """Content in JSON; the kind of the channel determines its format when sent."""
+    """Content in msgpack, the same for each try; empty until the first one. The kind of the channel determines its
+    format when sent."""
     state: Mapped[str]
     """`waiting`, `delivered` or `failed`."""
     tries: Mapped[int] = mapped_column(default=0)

@@ -40,6 +40,10 @@ class CheckpointRecord(Base):
     store_free_bytes: Mapped[int | None]
     ranks: Mapped[bytes | None]
     """`protocol.RankCheckpointTimes` in msgpack; None for a job of one rank."""
+    changed: Mapped[bytes | None]
+    """`protocol.ChangedTensor` in msgpack; None unless it is incremental."""
+    metrics: Mapped[bytes | None]
+    """`wire.Checkpoint.metrics` in msgpack: they may be NaN. `None` if there are none."""
     label: Mapped[str | None]
     """Name that an operator gave it."""
     pinned_by: Mapped[str | None]
@@ -91,6 +95,7 @@ class RestoreOrderRecord(Base):
         # the database enforces that a job has at most one open order
         partial_index("uq_orders_open", "job", unique=True, where=f"state IN ({_OPEN})"),
         Index(None, "job", "created_at"),
+        Index(None, "created_at"),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)

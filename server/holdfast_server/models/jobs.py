@@ -29,6 +29,8 @@ _STANDING = (
     "paused_version",
     "applied_version",
     "iteration",
+    "training_paused_at",
+    "archived_at",
 )
 
 
@@ -51,6 +53,8 @@ class JobRecord(Base):
     """Time of the last report; the page of a large fleet starts with the latest."""
     progressed_at: Mapped[float | None]
     """Time of the last report of a new iteration."""
+    archived_at: Mapped[float | None]
+    """When a person archived the job; a later report, which is a new start, takes it out of the archive."""
 
     # Position of the current attempt, the one that registered last, and the sequence numbers of the batches behind
     # it.
@@ -72,6 +76,8 @@ class JobRecord(Base):
 
     # Desired state.
     version: Mapped[int] = mapped_column(default=0)
+    share_number: Mapped[int] = mapped_column(default=0, server_default=text("0"))
+    """Number of the newest change of its shares of stores, which makes no version."""
     budget: Mapped[float | None]
     write_bytes_per_second: Mapped[float | None]
     """The write budget."""
@@ -86,6 +92,8 @@ class JobRecord(Base):
     """When the manually set interval ends, and the policy decides again; `None`: when an operator ends it."""
     retention: Mapped[str | None]
     """Retention rule as `holdfast.retention` writes it; `None`: the script's own."""
+    on_trouble: Mapped[str | None]
+    """What to do about wrong losses, as `holdfast.protocol.orders` writes it; `None`: as the script says."""
     paused: Mapped[bool] = mapped_column(default=False)
     paused_version: Mapped[int] = mapped_column(default=0)
     """Version that last changed `paused`."""
@@ -94,6 +102,12 @@ class JobRecord(Base):
     pins_known: Mapped[bool] = mapped_column(default=False, server_default=text("false"))
     """Whether an operator ever pinned a checkpoint here; until then the pins of the store apply."""
 
+    training_order: Mapped[str | None]
+    """`protocol.TrainingOrder` in JSON: the newest order to pause, continue or end training."""
+
+    protected: Mapped[bool] = mapped_column(default=False, server_default=text("false"))
+    """Whether restores, pauses, ends and values need the approval of a second person."""
+
     delivered_version: Mapped[int] = mapped_column(default=0, server_default=text("0"))
     """Newest version that the agent has received, as its request for a later one shows."""
 
@@ -101,11 +115,14 @@ class JobRecord(Base):
     applied_version: Mapped[int] = mapped_column(default=0)
     applied_iteration: Mapped[int | None]
     applied_at: Mapped[float | None]
+    training_paused_at: Mapped[float | None]
+    """Since when training is paused, as its agent reports; of a job that has ended: as it ended."""
+    training_paused_by: Mapped[str | None]
 
 
 class AttemptRecord(Base):
     __tablename__ = "attempts"
-    __table_args__ = (Index(None, "job", "started_at"),)
+    __table_args__ = (Index(None, "job", "started_at"), Index(None, "started_at"))
 
     job: Mapped[str] = mapped_column(ForeignKey("jobs.name"), primary_key=True)
     uid: Mapped[str] = mapped_column(primary_key=True)
@@ -128,11 +145,19 @@ class AttemptRecord(Base):
     """Values by name as JSON without spaces, in which a label can be searched for."""
     finished_at: Mapped[float | None]
     finished: Mapped[str | None]
+    ended_by: Mapped[str | None]
+    """Who ended it on request."""
     restore_mode: Mapped[str | None]
     """How it restores (`protocol.RestoreMode`); `None` until reported."""
     restore_reason: Mapped[str | None]
+    on_trouble: Mapped[str | None]
+    """What it does about wrong losses; `None` until reported."""
+    batches_an_iteration: Mapped[int | None]
+    """Batches that each iteration takes; `None` or 0: unknown, or they differ."""
     start_seconds: Mapped[float | None]
     """Time from the start of its processes to its first iteration."""
+    stores: Mapped[str | None]
+    """Addresses of its store, and of the one behind it, as a list in JSON."""
     exception: Mapped[str | None]
     """The line of its output that names the exception of the last traceback."""
     supervisor: Mapped[str | None]
@@ -171,6 +196,36 @@ class OutputRecord(Base):
     """List of lines in msgpack, compressed."""
 
 
+class HostMemoryRecord(Base):
+    """What the memory of a host holds, as its first rank last reported."""
+
+    __tablename__ = "host_memories"
+
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.name"), primary_key=True)
+    rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    uid: Mapped[str]
+    """Attempt that reported it."""
+    host: Mapped[str]
+    at: Mapped[float]
+    snapshots: Mapped[bytes]
+    """List of `protocol.HeldSnapshot` in msgpack."""
+
+
+class RankPlaceRecord(Base):
+    """Where a rank of the newest attempt runs (`protocol.RankPlace`)."""
+
+    __tablename__ = "rank_places"
+
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.name"), primary_key=True)
+    rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    uid: Mapped[str]
+    """Attempt that reported it."""
+    at: Mapped[float]
+    host: Mapped[str]
+    device: Mapped[str]
+    scheduler_job: Mapped[str]
+
+
 class LineageRecord(Base):
     __tablename__ = "lineages"
     __table_args__ = (partial_index(None, "from_job", where="from_job IS NOT NULL"),)
@@ -192,10 +247,33 @@ class LineageRecord(Base):
     """List of `wire.LeftOutData` in JSON: data that restores left out on the way to its state."""
 
 
+class ApprovalRecord(Base):
+    """A request about a protected job, which a second person approves or declines."""
+
+    __tablename__ = "approvals"
+    __table_args__ = (Index(None, "job", "created_at"),)
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.name"))
+    what: Mapped[str]
+    request: Mapped[str]
+    """`approvals.Wish` in JSON."""
+    who: Mapped[str]
+    owner: Mapped[str]
+    """The person who asked, also with a key: cannot approve it."""
+    created_at: Mapped[float]
+    expires_at: Mapped[float]
+    state: Mapped[str]
+    """`waiting`, also after it has expired, `approved` or `declined`."""
+    decided_by: Mapped[str | None]
+    decided_at: Mapped[float | None]
+
+
 class SettingsVersionRecord(Base):
     """One version of the desired state: its author, its changes, and from which iteration on it applied."""
 
     __tablename__ = "settings_versions"
+    __table_args__ = (Index(None, "at"),)
 
     job: Mapped[str] = mapped_column(ForeignKey("jobs.name"), primary_key=True)
     version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)

@@ -119,6 +119,18 @@ class RetentionRecord(Base):
     """Limit on the size of samples; the oldest are downsampled to roll-ups."""
 
 
+class TrainingPauseRecord(TrainingRow, Base):
+    """A time in which an attempt was paused on request, from `at` on."""
+
+    __tablename__ = "training_pauses"
+    __table_args__ = (Index(None, "job", "at"),)
+
+    uid: Mapped[str]
+    who: Mapped[str]
+    ended_at: Mapped[float | None]
+    """`None` while it lasts, and where its attempt ended without a report."""
+
+
 class StallRecord(TrainingRow, Base):
     __tablename__ = "stalls"
     __table_args__ = (Index(None, "job", "iteration"), Index(None, "job", "at"), Index(None, "job", "kind", "at"))
@@ -157,7 +169,7 @@ class AnnotationRecord(TrainingRow, Base):
     """
 
     __tablename__ = "annotations"
-    __table_args__ = (Index(None, "job", "iteration"), Index(None, "job", "at"))
+    __table_args__ = (Index(None, "job", "iteration"), Index(None, "job", "at"), Index(None, "written_at"))
 
     text: Mapped[str]
     who: Mapped[str | None]

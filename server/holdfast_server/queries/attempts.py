@@ -74,9 +74,8 @@ def configuration(
 
 def waiting_host(view: JobView) -> str:
     """Return the host whose supervisor waits for a restore request; empty if none does."""
-    attempt = view.session.get(models.AttemptRecord, (view.name, view.job.uid))
-    alive = job_status.status_of(view.job, attempt, now=view.now).alive
-    return job_status.waiting_host(view.session, attempt, alive=alive)
+    alive = job_status.status_of(view.job, view.attempt, now=view.now).alive
+    return job_status.waiting_host(view.session, view.attempt, alive=alive)
 
 
 def output(view: JobView, attempt: int) -> AttemptOutput:

@@ -34,6 +34,8 @@ from holdfast_server.samples.series import AT, DATA_SECONDS, SECONDS, STALL_SECO
 
 PART_ITERATIONS = 8192
 PART_CHECKPOINTS = 2000
+_NOT_EXPORTED = ("ranks", "changed", "metrics", "verified", "verified_at")
+"""Fields of a checkpoint that are not one value, or that only some lists fill in."""
 NO_PARQUET = (
     "the server cannot write Parquet without pyarrow: install Holdfast with its extra `parquet`, or export CSV"
 )
@@ -241,7 +243,7 @@ def checkpoints_csv(db: Database, wanted: CheckpointSelection) -> Iterator[bytes
         query = query.where(rows.iteration >= wanted.first)
     if wanted.last is not None:
         query = query.where(rows.iteration <= wanted.last)
-    names = tuple(name for name in CheckpointInfo.__struct_fields__ if name != "ranks")
+    names = tuple(name for name in CheckpointInfo.__struct_fields__ if name not in _NOT_EXPORTED)
 
     def convert(part: Sequence[models.CheckpointRecord]) -> bytes:
         made = (as_row(row, wanted.ancestry) for row in part)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import msgspec
-from sqlalchemy import ColumnElement, ColumnExpressionArgument, Row, Select, case, exists, func, or_, select
+from sqlalchemy import ColumnElement, ColumnExpressionArgument, Row, Select, and_, case, exists, func, or_, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from holdfast.protocol.fleet import Fleet
@@ -36,7 +36,7 @@ ComputedSort = Literal["risk", "overhead", "durable", "loss", "interval", "itera
 """Orders by most GPU hours at risk, overhead furthest above the budget, longest time without a durable
 checkpoint, lowest loss, longest interval, slowest iterations. No column has these values."""
 _COMPUTED: tuple[ComputedSort, ...] = get_args(ComputedSort)
-_WATCHED = (*ALIVE, "silent")
+WATCHED = (*ALIVE, "silent")
 """Statuses of jobs that may still lose work, which come before ended jobs."""
 
 FleetSort = Literal["living", "attention", "name", "heard", "iteration", "status", "owner", ComputedSort]
@@ -56,6 +56,8 @@ class FleetQuery:
     """Who launched the newest attempt."""
     labels: tuple[str, ...] = ()
     """Labels that all match: `name` for any value, or `name: value`."""
+    archived: bool = False
+    """Whether to list the archived jobs instead of the others."""
     order: FleetSort = "living"
     reverse: bool = False
     """Whether to turn the order around, except `living`. Jobs without the value stay last."""
@@ -68,8 +70,7 @@ class FleetQuery:
 
 
 def fleet(session: Session, question: FleetQuery, *, now: float) -> Fleet:
-    counts = _counts(session, question, now=now)
-    total = sum(counts.values()) if question.status is None else counts.get(question.status, 0)
+    counts, archived, total = _counts(session, question, now=now)
     pages = -(-total // question.size) or 1
     page = min(question.page, pages)
     return Fleet(
@@ -79,17 +80,31 @@ def fleet(session: Session, question: FleetQuery, *, now: float) -> Fleet:
         size=question.size,
         total=total,
         counts=counts,
+        archived=archived,
         projects=_projects(session, question.visible_projects),
     )
 
 
-def _counts(session: Session, question: FleetQuery, *, now: float) -> dict[JobStatus, int]:
-    """Count jobs by status in one pass: with GROUP BY, SQLite would sort all jobs."""
-    status = status_in_sql(now=now).label("status")
-    matching = _matching(select(status), question).cte("matching").prefix_with("MATERIALIZED")
-    query = select(*(func.count(case((matching.c.status == status, 1))) for status in STATUSES))
-    found = zip(STATUSES, session.execute(query).one(), strict=True)
-    return {status: count for status, count in found if count}
+def _counts(session: Session, question: FleetQuery, *, now: float) -> tuple[dict[JobStatus, int], int, int]:
+    """Count the jobs outside the archive by status, those in it, and those that the list has on all pages.
+
+    In one pass: with GROUP BY, SQLite would sort all jobs.
+    """
+    columns: list[ColumnElement[Any]] = [status_in_sql(now=now).label("status"), _in_archive().label("archived")]
+    query = select(*columns)
+    matching = _matching(query, question).cte("matching").prefix_with("MATERIALIZED").c
+    listed = matching.archived if question.archived else ~matching.archived
+    if question.status is not None:
+        listed = and_(listed, matching.status == question.status)
+    by_status = (and_(~matching.archived, matching.status == status) for status in STATUSES)
+    wanted = (*by_status, matching.archived, listed)
+    *found, archived, total = session.execute(select(*(func.count(case((each, 1))) for each in wanted))).one()
+    return {status: count for status, count in zip(STATUSES, found, strict=True) if count}, archived, total
+
+
+def _in_archive() -> ColumnElement[bool]:
+    """Whether a job is archived: `control.archive.is_archived` in SQL."""
+    return func.coalesce(models.JobRecord.archived_at, -1.0) >= models.JobRecord.last_contact_at
 
 
 def _rows(
@@ -97,15 +112,14 @@ def _rows(
 ) -> Sequence[models.JobRecord]:
     """Return the jobs of a page. Names are selected first, to sort short rows."""
     job, skipped = models.JobRecord, (page - 1) * question.size
-    query = _matching(select(job.name), question)
-    if question.status is not None:
-        query = query.where(status_in_sql(now=now) == question.status)
+    query = _listed(select(job.name), question, now=now)
     names: Sequence[str]
     if question.order in _COMPUTED:
         names = _computed_order(session, query, question, now=now)
         names = names[skipped : skipped + question.size]
     elif question.order == "living" and not question.grouped:
-        of_living = sum(counts.get(one, 0) for one in ALIVE if question.status in (None, one))
+        alive = () if question.archived else ALIVE  # archived jobs have ended
+        of_living = sum(counts.get(one, 0) for one in alive if question.status in (None, one))
         names = _living_first(session, query, of_living, skipped, question.size, now=now)
     else:
         query = query.order_by(*([job.project] if question.grouped else []), *_order(question, now=now))
@@ -146,7 +160,7 @@ def _projects(session: Session, visible: Collection[str] | None) -> list[str]:
 
 
 def _matching(query: Select[Any], question: FleetQuery) -> Select[Any]:
-    """Restrict a query of jobs and their current attempts to a question's filter, except the status."""
+    """Restrict a query of jobs and their current attempts to a question's filter, except status and archive."""
     job = models.JobRecord
     query = query.select_from(job).outerjoin(models.AttemptRecord, current_attempt())
     if question.visible_projects is not None:
@@ -156,12 +170,22 @@ def _matching(query: Select[Any], question: FleetQuery) -> Select[Any]:
     if question.owner is not None:
         query = query.where(models.AttemptRecord.owner == question.owner)
     for label in question.labels:
-        text = _label_in_json(label)
-        # unlike LIKE and position(), replace() compares case and means the same on both databases
-        query = query.where(func.replace(models.AttemptRecord.labels, text, "") != models.AttemptRecord.labels)
+        query = query.where(has_label(models.AttemptRecord.labels, label))
     if question.search:
         query = query.where(job.name.icontains(question.search, autoescape=True))
     return query
+
+
+def _listed(query: Select[Any], question: FleetQuery, *, now: float) -> Select[Any]:
+    """Restrict a query of jobs and their current attempts to all of a question's filter."""
+    query = _matching(query, question).where(_in_archive() if question.archived else ~_in_archive())
+    return query if question.status is None else query.where(status_in_sql(now=now) == question.status)
+
+
+def has_label(labels: InstrumentedAttribute[Any], label: str) -> ColumnElement[bool]:
+    """Return the condition for a label in a column of labels. Raises InvalidSetting: it has no name."""
+    # unlike LIKE and position(), replace() compares case and means the same on both databases
+    return func.replace(labels, _label_in_json(label), "") != labels
 
 
 def _label_in_json(label: str) -> str:
@@ -191,7 +215,7 @@ def _order(question: FleetQuery, *, now: float) -> tuple[ColumnExpressionArgumen
         case "iteration":
             key, reverse = job.iteration, not reverse
         case "attention":
-            key = _attention(now=now)
+            key = attention(now=now)
         case "status":
             key = status_in_sql(now=now)
         case "owner":
@@ -209,7 +233,7 @@ def _order(question: FleetQuery, *, now: float) -> tuple[ColumnExpressionArgumen
     return ((key.desc() if reverse else key.asc()).nulls_last(), job.name)
 
 
-def _attention(*, now: float) -> ColumnElement[int]:
+def attention(*, now: float) -> ColumnElement[int]:
     """Return how soon a person should look at a job; the smallest is the first."""
     alerts, status = models.AlertRecord, status_in_sql(now=now)
     fires = exists().where(
@@ -232,11 +256,14 @@ def _attention(*, now: float) -> ColumnElement[int]:
 
 def matching_jobs(db: Database, question: FleetQuery, *, now: float) -> list[str]:
     """Return the names of all jobs that match, on all pages, in alphabetical order."""
-    query = _matching(select(models.JobRecord.name), question).order_by(models.JobRecord.name)
-    if question.status is not None:
-        query = query.where(status_in_sql(now=now) == question.status)
+    query = listed_names(question, now=now).order_by(models.JobRecord.name)
     with db.read() as session:
         return list(session.scalars(query))
+
+
+def listed_names(question: FleetQuery, *, now: float) -> Select[str]:
+    """Return the query of the names of all jobs that match, in any order."""
+    return _listed(select(models.JobRecord.name), question, now=now)
 
 
 # ---- orders that are computed for all matching jobs, since no column has their values
@@ -257,7 +284,7 @@ def _computed_order(session: Session, matching: Select[Any], question: FleetQuer
         key = key_of(row, durable)
         return (
             row.project if question.grouped else "",
-            row.status not in _WATCHED,
+            row.status not in WATCHED,
             math.inf if key is None else sign * key,
             row.name,
         )
@@ -265,10 +292,14 @@ def _computed_order(session: Session, matching: Select[Any], question: FleetQuer
     return [row.name for row in sorted(rows, key=place)]
 
 
-def _risk(row: Row[Any], durable: Mapping[str, LastDurable]) -> float | None:
-    last = durable.get(row.name)
+def unsaved_seconds(row: Row[Any], last: LastDurable | None) -> float | None:
+    """Return the time of the iterations after the newest durable checkpoint, on each rank."""
     exposed = max(0, row.iteration - (last.iteration if last else 0))
-    seconds = seconds_of_last(recent_of(row), exposed)
+    return seconds_of_last(recent_of(row), exposed)
+
+
+def _risk(row: Row[Any], durable: Mapping[str, LastDurable]) -> float | None:
+    seconds = unsaved_seconds(row, durable.get(row.name))
     return None if seconds is None else seconds * max(1, row.world_size or 1)
 
 

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import BigInteger, bindparam, case, cast, func, select
+from sqlalchemy import BigInteger, Float, bindparam, case, cast, func, or_, select
 from sqlalchemy.orm import Session
 
 from holdfast.protocol.analyses import Goodput, TimeBucket
@@ -15,18 +15,18 @@ from holdfast.protocol.timeline import ShortWindow, StallsOverTime, Window
 from holdfast.protocol.wire import INTENDED_ENDS, StallKind
 from holdfast_server import models
 from holdfast_server.db import Database, named_jobs
-from holdfast_server.queries.job_view import find_job
+from holdfast_server.queries.job_view import JobView, find_job
 from holdfast_server.queries.time_buckets import (
     BUCKETS,
     DEFINITIONS,
     MICROSECONDS,
     AttemptTime,
-    Restored,
+    Interruption,
     Span,
     Timesheet,
     timesheet,
 )
-from holdfast_server.records.ancestry import Ancestry, ancestry_of, lineage_starts
+from holdfast_server.records.ancestry import Ancestry, LineageStart, ancestry_of, lineage_starts
 from holdfast_server.records.failures import AttemptHistory, attempts_of, attempts_of_jobs
 from holdfast_server.records.job_status import RELAUNCHED, has_no_process, status_of
 from holdfast_server.records.rank_totals import bucket_of
@@ -34,7 +34,7 @@ from holdfast_server.records.rank_totals import bucket_of
 WINDOWS: dict[str, float] = {"10m": 600.0, "1h": 3600.0, "24h": 86400.0, "7d": 604800.0}
 """Durations of the windows; any other window is all time."""
 MAX_SPANS = 2000
-"""About the most spans of work that are read of a window; a longer window has longer spans."""
+"""Default of the spans of work that are read of a job and a window."""
 _totals = models.RankTotalsRecord
 _LEAST, _MOST = ("begins_at", "first_iteration"), ("ends_at", "last_iteration")
 _SUMS = ("seconds", "stall_seconds", "data_seconds", "barrier_seconds")
@@ -61,6 +61,14 @@ _OVERHEADS = (
     .where(_decisions.job.in_(named_jobs()), _decisions.at >= bindparam("begins_at"))
     .where(_decisions.measured_overhead.is_not(None))
     .group_by(_decisions.job)
+)
+_stalls, _breaks = models.StallRecord, models.TrainingPauseRecord
+_RESTORES = select(_stalls.job, _stalls.at, _stalls.seconds).where(
+    _stalls.job.in_(named_jobs()), _stalls.kind == "restore", _stalls.at >= bindparam("begins_at", type_=Float())
+)
+_PAUSES = select(_breaks.job, _breaks.uid, _breaks.at, _breaks.ended_at).where(
+    _breaks.job.in_(named_jobs()),
+    or_(_breaks.ended_at.is_(None), _breaks.ended_at > bindparam("begins_at", type_=Float())),
 )
 _JOBS = select(models.JobRecord).where(models.JobRecord.name.in_(named_jobs()))
 STALL_INTERVALS = 60
@@ -111,18 +119,33 @@ def shares(session: Session, jobs: Sequence[str], window: ShortWindow, *, now: f
 
     How the rest of the time was spent does not affect goodput, and is not computed.
     """
-    begins_at = begin_of(window, now=now)
     rows = {row.name: row for row in session.scalars(_JOBS, {"jobs": jobs})}
+    return _shares(session, rows, lineage_starts(session, list(rows)), begin_of(window, now=now), now=now)
+
+
+def share(view: JobView, window: ShortWindow) -> GoodputShare | None:
+    """Return the goodput of one job; None without an attempt in the window."""
+    rows, lineages = {view.name: view.job}, {view.name: view.lineages}
+    return _shares(view.session, rows, lineages, begin_of(window, now=view.now), now=view.now).get(view.name)
+
+
+def _shares(
+    session: Session,
+    rows: Mapping[str, models.JobRecord],
+    lineages: Mapping[str, list[LineageStart]],
+    begins_at: float,
+    *,
+    now: float,
+) -> dict[str, GoodputShare]:
     attempts = attempts_of_jobs(session, list(rows), since=begins_at)
-    lineages = lineage_starts(session, list(rows))
     standing = {
-        name: _StandingIterations(
+        name: StandingIterations(
             [one.attempt for one in attempts.get(name, [])], Ancestry(lineages.get(name, []), row.lineage)
         )
         for name, row in rows.items()
     }
-    spans = _spans(session, standing, begins_at, now)
-    overheads = _overheads(session, list(rows), begins_at)
+    spans = spans_of_jobs(session, standing, begins_at, now)
+    overheads = mean_overheads(session, list(rows), begins_at)
     found: dict[str, GoodputShare] = {}
     for name, row in rows.items():
         sheet = _productive(
@@ -142,9 +165,11 @@ def _productive(
     *,
     now: float,
 ) -> Timesheet:
-    begins_at, ends_at = _bounds(attempts, begins_at, now=now)
+    begins_at, ends_at = window_bounds(attempts, begins_at, now=now)
     times = [
-        AttemptTime(uid=one.attempt.uid, started_at=one.attempt.started_at, ended_at=_ended_at(job, one, now=now))
+        AttemptTime(
+            uid=one.attempt.uid, started_at=one.attempt.started_at, ended_at=end_of_attempt(job, one, now=now)
+        )
         for one in attempts
     ]
     return timesheet(times, spans, (), begins_at=begins_at, ends_at=ends_at, overhead=overhead)
@@ -152,22 +177,22 @@ def _productive(
 
 def _timesheet(session: Session, job: models.JobRecord, window: Window, *, now: float) -> Timesheet:
     attempts = attempts_of(session, job, since=begin_of(window, now=now))
-    begins_at, ends_at = _bounds(attempts, begin_of(window, now=now), now=now)
-    standing = _StandingIterations([one.attempt for one in attempts], ancestry_of(session, job))
+    begins_at, ends_at = window_bounds(attempts, begin_of(window, now=now), now=now)
+    standing = StandingIterations([one.attempt for one in attempts], ancestry_of(session, job))
     return timesheet(
         [_attempt_time(session, job, one, begins_at, now=now) for one in attempts],
-        _spans(session, {job.name: standing}, begins_at, ends_at).get(job.name, []),
-        _restores(session, job.name, begins_at),
+        spans_of_jobs(session, {job.name: standing}, begins_at, ends_at).get(job.name, []),
+        interruptions_of_jobs(session, [job.name], begins_at, now=now).get(job.name, []),
         begins_at=begins_at,
         ends_at=ends_at,
-        overhead=_overheads(session, [job.name], begins_at).get(job.name, 0.0),
+        overhead=mean_overheads(session, [job.name], begins_at).get(job.name, 0.0),
     )
 
 
 def _attempt_time(
     session: Session, job: models.JobRecord, one: AttemptHistory, begins_at: float, *, now: float
 ) -> AttemptTime:
-    attempt, ended_at = one.attempt, _ended_at(job, one, now=now)
+    attempt, ended_at = one.attempt, end_of_attempt(job, one, now=now)
     cut = attempt.started_at < begins_at < ended_at
     return AttemptTime(
         uid=attempt.uid,
@@ -177,7 +202,7 @@ def _attempt_time(
     )
 
 
-def _bounds(attempts: Sequence[AttemptHistory], begins_at: float, *, now: float) -> tuple[float, float]:
+def window_bounds(attempts: Sequence[AttemptHistory], begins_at: float, *, now: float) -> tuple[float, float]:
     """Cut a window to the time since the first start, and to the end of a job that ended as planned: then it is
     not down."""
     begins_at = max(begins_at, min((one.attempt.started_at for one in attempts), default=now))
@@ -192,7 +217,7 @@ def _bounds(attempts: Sequence[AttemptHistory], begins_at: float, *, now: float)
     return begins_at, max(begins_at, min(now, last.finished_at))
 
 
-def _ended_at(job: models.JobRecord, one: AttemptHistory, *, now: float) -> float:
+def end_of_attempt(job: models.JobRecord, one: AttemptHistory, *, now: float) -> float:
     """Return when an attempt ended: as it reported, else its last report; `now` while it runs."""
     attempt = one.attempt
     if attempt.finished_at is not None:
@@ -203,7 +228,7 @@ def _ended_at(job: models.JobRecord, one: AttemptHistory, *, now: float) -> floa
     return attempt.started_at if one.heard_at is None else one.heard_at
 
 
-class _StandingIterations:
+class StandingIterations:
     """The iterations of each attempt that stand.
 
     A restore abandons iterations outside the current ancestry. On the same lineage, an attempt loses the
@@ -226,15 +251,22 @@ class _StandingIterations:
         return min(upto, self._ends.get((uid, lineage), upto))
 
 
-def _spans(
-    session: Session, standing: Mapping[str, _StandingIterations], begins_at: float, ends_at: float
+def spans_of_jobs(
+    session: Session,
+    standing: Mapping[str, StandingIterations],
+    begins_at: float,
+    ends_at: float,
+    *,
+    most: int = MAX_SPANS,
 ) -> dict[str, list[Span]]:
+    """Return about `most` spans of each job; of a longer window, longer ones."""
     first, last = bucket_of(begins_at), bucket_of(ends_at)
-    asked = {"jobs": list(standing), "first": first, "each": max(1, (last - first) // MAX_SPANS)}
+    asked = {"jobs": list(standing), "first": first, "each": max(1, (last - first) // most)}
     found: dict[str, list[Span]] = {}
     for job, lineage, *values in session.execute(_SPANS, asked):
         span = dict(zip(_SPAN, values, strict=True))
-        found.setdefault(job, []).append(Span(stands_upto=standing[job].upto(span["uid"], lineage), **span))
+        upto = standing[job].upto(span["uid"], lineage)
+        found.setdefault(job, []).append(Span(stands_upto=upto, lineage=lineage, **span))
     return found
 
 
@@ -250,13 +282,21 @@ def _trained_before(session: Session, attempt: models.AttemptRecord, at: float) 
     return session.scalar(query) is not None
 
 
-def _restores(session: Session, job: str, begins_at: float) -> list[Restored]:
-    rows = models.StallRecord
-    query = select(rows.at, rows.seconds).where(rows.job == job, rows.kind == "restore", rows.at >= begins_at)
-    return [Restored(at, seconds) for at, seconds in session.execute(query)]
+def interruptions_of_jobs(
+    session: Session, jobs: Sequence[str], begins_at: float, *, now: float
+) -> dict[str, list[Interruption]]:
+    """Return the restores in place and the pauses of jobs since a time."""
+    asked = {"jobs": list(jobs), "begins_at": begins_at}
+    found: dict[str, list[Interruption]] = {}
+    for job, at, seconds in session.execute(_RESTORES, asked):
+        found.setdefault(job, []).append(Interruption("restoring", at - seconds, at))
+    for job, uid, at, ended_at in session.execute(_PAUSES, asked):
+        until = now if ended_at is None else ended_at
+        found.setdefault(job, []).append(Interruption("paused", at, until, uid))
+    return found
 
 
-def _overheads(session: Session, jobs: Sequence[str], begins_at: float) -> dict[str, float]:
+def mean_overheads(session: Session, jobs: Sequence[str], begins_at: float) -> dict[str, float]:
     """Return the mean overhead that the agents measured in a window; a negative one is noise."""
     found = session.execute(_OVERHEADS, {"jobs": list(jobs), "begins_at": begins_at})
     return {job: max(0.0, mean) for job, mean in found if math.isfinite(mean)}

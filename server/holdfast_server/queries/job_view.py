@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 
 from sqlalchemy.orm import Session
 
@@ -16,7 +17,8 @@ from holdfast_server.records.ancestry import Ancestry, LineageStart, lineage_sta
 class JobView:
     """A job, found once, in the session of one read: queries about the job take it, and pages pass it on.
 
-    All answers from one view are consistent. Lineages are read when the first query needs them.
+    All answers from one view are consistent. Lineages and the current attempt are read when the first query needs
+    them.
     """
 
     def __init__(self, session: Session, job: models.JobRecord, *, now: float) -> None:
@@ -25,17 +27,20 @@ class JobView:
         self.name = job.name
         self.now = now
         """Time of the request in seconds since the epoch."""
-        self._lineages: list[LineageStart] | None = None
 
+    @cached_property
     def lineages(self) -> list[LineageStart]:
-        """Return where each lineage begins, and from which checkpoint."""
-        if self._lineages is None:
-            self._lineages = lineage_starts(self.session, [self.name]).get(self.name, [])
-        return self._lineages
+        """Where each lineage begins, and from which checkpoint."""
+        return lineage_starts(self.session, [self.name]).get(self.name, [])
+
+    @cached_property
+    def attempt(self) -> models.AttemptRecord | None:
+        """The current attempt; `None` before the first report."""
+        return self.session.get(models.AttemptRecord, (self.name, self.job.uid))
 
     def ancestry(self, lineage: int | None = None) -> Ancestry:
         """Return the ancestry of a lineage, by default of the current one."""
-        return Ancestry(self.lineages(), self.job.lineage if lineage is None else lineage)
+        return Ancestry(self.lineages, self.job.lineage if lineage is None else lineage)
 
 
 def find_job(session: Session, job: str) -> models.JobRecord:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
@@ -16,6 +16,7 @@ from holdfast_server.core.encoding import answer_from
 from holdfast_server.db import Database
 from holdfast_server.queries.goodput import begin_of
 from holdfast_server.queries.job_view import find_job
+from holdfast_server.records.attempt_reports import places_of
 from holdfast_server.records.rank_totals import bucket_of
 
 DEVIATIONS = 3.0
@@ -64,16 +65,25 @@ class RankFindings:
 
     data_seconds: float
     seconds: float
+    iterations: int
+    """Iterations of rank 0 in that time."""
     slowest: int | None = None
     """The slow rank that takes longest."""
     slower: float = 0.0
     """By how much it takes longer than the median, as a share of it."""
+    slower_seconds: float = 0.0
+    """The same in seconds of an iteration."""
     why: str = ""
 
     @property
     def data_share(self) -> float:
         """The share of rank 0's time that waited for data."""
         return self.data_seconds / self.seconds
+
+    @property
+    def data_seconds_each(self) -> float:
+        """The time of an iteration that waited for data."""
+        return self.data_seconds / self.iterations
 
 
 def rank_times(db: Database, job: str, window: ShortWindow, *, now: float) -> RankTimes:
@@ -82,8 +92,9 @@ def rank_times(db: Database, job: str, window: ShortWindow, *, now: float) -> Ra
         found = find_job(session, job)
         attempt = session.get(models.AttemptRecord, (job, found.uid))
         means = _means(session, [found], since=begin_of(window, now=now)).get(job, [])
+        places = places_of(session, job, found.uid)
     world_size = max(1, attempt.world_size) if attempt else 1
-    return _answer(job, window, world_size, means)
+    return _answer(job, window, world_size, means, places)
 
 
 def rank_heat(
@@ -133,7 +144,9 @@ def findings(session: Session, jobs: Sequence[models.JobRecord], *, now: float) 
         found[job] = RankFindings(
             data_seconds=first.data_seconds * first.iterations,
             seconds=seconds,
+            iterations=first.iterations,
             slowest=slowest,
+            slower_seconds=0.0 if slowest is None else compared.own_seconds[slowest] - middle,
             slower=compared.own_seconds[slowest] / middle - 1 if slowest is not None and middle else 0.0,
             why="" if slowest is None else compared.slow[slowest],
         )
@@ -176,7 +189,13 @@ def _means(session: Session, jobs: Sequence[models.JobRecord], *, since: float) 
     return found
 
 
-def _answer(job: str, window: ShortWindow, world_size: int, means: Sequence[RankMeans]) -> RankTimes:
+def _answer(
+    job: str,
+    window: ShortWindow,
+    world_size: int,
+    means: Sequence[RankMeans],
+    places: Mapping[int, models.RankPlaceRecord],
+) -> RankTimes:
     found = compare(means) if means else None
     waits = found.waits_seconds if found else {}
     waited_for = found.waited_for if found else None
@@ -192,6 +211,9 @@ def _answer(job: str, window: ShortWindow, world_size: int, means: Sequence[Rank
             deviation=compared[rank.rank] / middle - 1 if middle else 0.0,
             straggler=rank.rank in slow,
             cause=slow.get(rank.rank, ""),
+            host=place.host if (place := places.get(rank.rank)) else "",
+            device=place.device if place else "",
+            scheduler_job=place.scheduler_job if place else "",
         )
         for rank in means
     ]

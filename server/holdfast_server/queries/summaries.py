@@ -38,6 +38,8 @@ from holdfast_server.records.job_status import (
     status_of,
     supervisor_info,
 )
+from holdfast_server.records.restore_orders import CurrentAttempts
+from holdfast_server.samples.limits import throughput
 
 _labels = msgspec.json.Decoder(dict[str, str])
 
@@ -55,8 +57,13 @@ _STARTS = (
 
 
 def job_summary(view: JobView) -> JobSummary:
-    known = {view.name: view.lineages()}
-    return summaries(view.session, [view.job], now=view.now, lineages=known)[0]
+    return summaries(
+        view.session,
+        [view.job],
+        now=view.now,
+        lineages={view.name: view.lineages},
+        current={view.name: view.attempt},
+    )[0]
 
 
 def summaries(
@@ -65,16 +72,20 @@ def summaries(
     *,
     now: float,
     lineages: Mapping[str, list[LineageStart]] | None = None,
+    current: CurrentAttempts | None = None,
 ) -> list[JobSummary]:
-    """Summarize jobs, in a fixed number of statements. `lineages`: those of the jobs, if they are known."""
+    """Summarize jobs, in a fixed number of statements.
+
+    `lineages`, `current`: the lineages and the current attempts by job, if they are known.
+    """
     names = [job.name for job in jobs]
-    attempts = current_attempts(session, names)
+    attempts = current_attempts(session, names) if current is None else current
     # rows are not plain tuples
     starts = {job: rows for job, rows in session.execute(_STARTS, {"jobs": names})}  # noqa: C416
     known = lineage_starts(session, names) if lineages is None else lineages
     durable = checkpoints.count(session, names)
-    open_orders = restore_orders.open_orders(session, names)
-    asked = desired_state.checkpoint_requests(session, names)
+    open_orders = restore_orders.open_orders(session, names, current=attempts)
+    asked = desired_state.open_requests(session, names)
     last_durable = checkpoints.last_durable(session, names)
     failing = checkpoints.failing(session, names)
     stalls = _longest_stalls(session, names)
@@ -99,6 +110,8 @@ def summaries(
             restarts=max(0, starts.get(job.name, 0) - 1),
             lineages=len(starts_of_job),
             inexact=ancestry.inexact.get(job.lineage),
+            left_out=ancestry.left_out,
+            on_trouble=(attempt.on_trouble if attempt else None) or "",
             checkpoints_total=durable.get(job.name, 0),
             longest_stall=stalls.get(job.name),
         )
@@ -128,6 +141,9 @@ def _summary(
     exposed = max(0, job.iteration - (last_durable.iteration if last_durable else 0))
     exposed_seconds = seconds_of_last(recent, exposed)
     world_size = max(1, attempt.world_size) if attempt else 1
+    rate, total = iterations_per_second(recent), paced.total_iterations if paced else None
+    samples = paced.samples_per_iteration if paced else None
+    trains = status.status in ("running", "paused")
     return answer_from(
         job,
         JobSummary,
@@ -143,7 +159,11 @@ def _summary(
         restore_reason=restore_reason(attempt, alive=status.alive),
         attempt=attempt.attempt if attempt else job.attempt,
         world_size=world_size,
-        iterations_per_second=iterations_per_second(recent),
+        iterations_per_second=rate,
+        total_iterations=total,
+        remaining_seconds=max(0, total - job.iteration) / rate if trains and rate and total else None,
+        tokens_per_second=throughput(recent) if recent.tokens else None,
+        samples_per_second=samples * rate if samples and rate else None,
         last_contact_seconds=max(0.0, now - job.last_contact_at),
         started_at=attempt.started_at if attempt else None,
         loss=recent.metrics.get("loss"),
@@ -196,8 +216,9 @@ def family(view: JobView, *, visible: Collection[str] | None = None) -> ForkFami
 
     `visible`: projects that the user may see; None: all.
     """
-    origin, forks = origin_of(view.session, view.name), _forks(view.session, view.name, visible)
-    found = ForkFamily(origin=origin, forks=forks)
+    is_fork = any(start.from_job is not None for start in view.lineages)
+    origin = origin_of(view.session, view.name) if is_fork else None
+    found = ForkFamily(origin=origin, forks=_forks(view.session, view.name, visible))
     return found if visible is None else _as_seen(found, visible)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Literal, get_args
 
 from holdfast.protocol.analyses import Bucket
 
@@ -21,6 +21,7 @@ DEFINITIONS: dict[Bucket, str] = {
     "checkpoint_slowdown": "iterations took longer because of checkpoints: measured overhead less the waits",
     "data_fetch": "training waited for the next batch",
     "barrier": "time from rank 0's last gradient to the update: gradient exchange, and waiting for other ranks",
+    "paused": "training was paused on request",
     "restoring": "restoring a checkpoint in place",
     "starting": "time from the start of an attempt to its first iteration, including loading a checkpoint",
     "lost": "iterations that a crash or a restore discarded, including their waits",
@@ -60,14 +61,22 @@ class Span:
     barrier_seconds: float
     stands_upto: int
     """Last iteration of this attempt and lineage that stands."""
+    lineage: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
-    """A restore in place."""
+class Interruption:
+    """A time between two iterations: a restore in place, or a pause."""
 
-    ended_at: float
-    seconds: float
+    bucket: Literal["restoring", "paused"]
+    begins_at: float
+    ends_at: float
+    uid: str | None = None
+    """Its attempt; `None` if the time alone decides."""
+
+
+_Gap = tuple[int, int, Bucket]
+"""Begin, end and bucket of an interruption."""
 
 
 @dataclass(slots=True)
@@ -89,7 +98,7 @@ class Timesheet:
 def timesheet(
     attempts: Sequence[AttemptTime],
     spans: Iterable[Span],
-    restores: Iterable[Restored],
+    interruptions: Iterable[Interruption],
     *,
     begins_at: float,
     ends_at: float,
@@ -105,7 +114,7 @@ def timesheet(
     by_uid: dict[str, list[Span]] = {}
     for span in spans:
         by_uid.setdefault(span.uid, []).append(span)
-    pauses = sorted((_whole(one.ended_at - one.seconds), _whole(one.ended_at)) for one in restores)
+    gaps = sorted((_whole(one.begins_at), _whole(one.ends_at), one.bucket, one.uid or "") for one in interruptions)
     attempts = sorted(attempts, key=lambda attempt: attempt.started_at)
     reached = start
     for number, attempt in enumerate(attempts):
@@ -116,7 +125,8 @@ def timesheet(
         begin = _within(_whole(attempt.started_at), reached, end)
         finish = _within(min(_whole(ended_at), following), begin, end)
         made.buckets["down"] += begin - reached
-        _add_attempt(made, attempt, own, pauses, begin, finish)
+        own_gaps: list[_Gap] = [gap[:3] for gap in gaps if gap[3] in ("", attempt.uid)]
+        _add_attempt(made, attempt, own, own_gaps, begin, finish)
         reached = finish
     made.buckets["down"] += end - reached
     _slow_down(made, overhead)
@@ -127,7 +137,7 @@ def _add_attempt(
     made: Timesheet,
     attempt: AttemptTime,
     spans: list[Span],
-    pauses: list[tuple[int, int]],
+    gaps: list[_Gap],
     begin: int,
     finish: int,
 ) -> None:
@@ -136,27 +146,40 @@ def _add_attempt(
     for span in sorted(spans, key=lambda span: span.begins_at):
         first = _within(_whole(span.begins_at), reached, finish)
         last = _within(_whole(span.ends_at), first, finish)
-        _pause(made, pauses, reached, first, "unexplained" if trained else "starting")
-        _train(made, span, last - first)
+        _interrupt(made, gaps, reached, first, "unexplained" if trained else "starting")
+        _train(made, span, gaps, first, last)
         reached, trained = last, True
-    _pause(made, pauses, reached, finish, "unexplained" if trained else "starting")
+    _interrupt(made, gaps, reached, finish, "unexplained" if trained else "starting")
 
 
-def _pause(made: Timesheet, pauses: list[tuple[int, int]], begin: int, finish: int, bucket: Bucket) -> None:
-    """Account for time between iterations, part of which may be restores."""
+def _interrupt(made: Timesheet, gaps: list[_Gap], begin: int, finish: int, bucket: Bucket) -> None:
+    """Account for time between iterations, part of which may be restores and pauses."""
     reached = begin
-    for first, last in pauses:
+    for first, last, reason in gaps:
         first, last = _within(first, reached, finish), _within(last, reached, finish)
         made.buckets[bucket] += first - reached
-        made.buckets["restoring"] += last - first
+        made.buckets[reason] += last - first
         reached = max(reached, last)
     made.buckets[bucket] += finish - reached
 
 
-def _train(made: Timesheet, span: Span, length: int) -> None:
-    """Account for `length` microseconds of a span, its part in the window."""
-    whole = _whole(span.ends_at) - _whole(span.begins_at)
-    part = length / whole if whole else 0.0
+def _paused(gaps: list[_Gap], begin: int, finish: int) -> int:
+    """Return the part of a time that was paused."""
+    paused, reached = 0, begin
+    for first, last, reason in gaps:
+        if reason == "paused":
+            first, last = _within(first, reached, finish), _within(last, reached, finish)
+            paused, reached = paused + last - first, max(reached, last)
+    return paused
+
+
+def _train(made: Timesheet, span: Span, gaps: list[_Gap], begin: int, finish: int) -> None:
+    """Account for a span from `begin` to `finish`, its part in the window, in which training may have paused."""
+    first, last = _whole(span.begins_at), _whole(span.ends_at)
+    whole, paused = last - first - _paused(gaps, first, last), _paused(gaps, begin, finish)
+    made.buckets["paused"] += paused
+    length = finish - begin - paused
+    part = length / whole if whole > 0 else 0.0
     rows = span.last_iteration - span.first_iteration + 1
     lost_rows = _within(span.last_iteration - span.stands_upto, 0, rows)
     made.lost_iterations += round(lost_rows * part)

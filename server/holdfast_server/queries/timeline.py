@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
-from sqlalchemy import bindparam, func, select, tuple_
+from sqlalchemy import and_, bindparam, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from holdfast.protocol.analyses import CheckpointDetail
@@ -65,9 +65,14 @@ def restore_points(
     `in_store`: only those that are in the store, even damaged, or being written to it. `before`: the last id of
     the previous page. Raises InvalidSetting: there is no checkpoint `before`.
     """
-    rows, session, job = models.CheckpointRecord, view.session, view.name
+    rows, checks, session, job = models.CheckpointRecord, models.VerificationRecord, view.session, view.name
     order = (taken_at(), rows.iteration, rows.lineage)
-    query = select(rows).where(rows.job == job).order_by(*(part.desc() for part in order))
+    query = (
+        select(rows, checks.verdict, checks.verified_at)
+        .outerjoin(checks, and_(checks.job == rows.job, checks.checkpoint == rows.id))
+        .where(rows.job == job)
+        .order_by(*(part.desc() for part in order))
+    )
     if in_store:
         query = query.where(rows.state.in_(IN_STORE))
     if before is not None:
@@ -76,11 +81,16 @@ def restore_points(
             raise InvalidSetting("before", f"no checkpoint {before!r}: give the last id of the previous page")
         query = query.where(tuple_(*order) < tuple_(*last))
     ancestry = view.ancestry()
-    return [as_row(row, ancestry) for row in session.scalars(query.limit(min(limit, MAX_MARKS)))]
+    return [
+        as_row(row, ancestry, changed=True, verdict=verdict, verified_at=verified_at, metrics=True)
+        for row, verdict, verified_at in session.execute(query.limit(min(limit, MAX_MARKS)))
+    ]
 
 
 def orders(view: JobView, *, limit: int = 20) -> list[Order]:
-    return restore_orders.order_rows(view.session, view.name, limit=min(limit, MAX_ROWS))
+    return restore_orders.order_rows(
+        view.session, view.name, limit=min(limit, MAX_ROWS), current={view.name: view.attempt}
+    )
 
 
 def order(view: JobView, order: str) -> Order:
@@ -106,7 +116,7 @@ def story(view: JobView, checkpoint: str) -> CheckpointDetail:
     here = Ancestry(begun, view.job.lineage)
     lineages = {one.lineage: here.as_row(one) for one in begun}
     return CheckpointDetail(
-        checkpoint=as_row(found, here, ranks=MOST_RANK_SPANS),
+        checkpoint=as_row(found, here, ranks=MOST_RANK_SPANS, changed=True),
         lineage=_descent(lineages, found.lineage),
         begun_here=[one for one in lineages.values() if one.parent == found.id],
         orders=restore_orders.order_rows(session, job, checkpoint=found.id, limit=MAX_ORDERS),
@@ -136,6 +146,11 @@ def _neighbour(
         query = query.where(rows.iteration < point.iteration).order_by(rows.iteration.desc())
     found = session.scalars(query.limit(1)).first()
     return None if found is None else as_row(found, here)
+
+
+def _is_of_value(edit: Edit) -> bool:
+    """Whether an edit changed values, whose marks are annotations at the iterations where they are applied."""
+    return all(change.field.startswith("value ") for change in edit.changes)
 
 
 def _edit(session: Session, point: models.CheckpointRecord) -> Edit | None:
@@ -209,12 +224,15 @@ def timeline(db: Database, job: str, asked: TimelineQuery | None = None, *, now:
             stalls_total=stalled,
             stall_density=timeline_annotations.stall_density(session, job, reach) if many_stalls else [],
             attempts=[answer_from(row, AttemptInfo) for row in read.starts],
-            edits=desired_state.edit_rows(session, job, limit=MAX_ROWS),
+            edits=[
+                edit for edit in desired_state.edit_rows(session, job, limit=MAX_ROWS) if not _is_of_value(edit)
+            ],
             orders=restore_orders.order_rows(session, job, limit=MAX_ROWS),
             paced=timeline_annotations.paced(session, job, reach, ancestry),
             gaps=timeline_annotations.gaps(session, job, reach),
             annotations=timeline_annotations.annotation_rows(session, job, reach, ancestry),
             troubles=timeline_annotations.troubles(session, job, reach, ancestry),
+            pauses=timeline_annotations.pauses(session, job, reach, ancestry),
             last_good=_last_good(session, found, ancestry),
         )
     if asked.digits is not None:

@@ -15,6 +15,7 @@ from holdfast.protocol.jobs import Annotation
 from holdfast.protocol.timeline import (
     CheckpointDensity,
     IntervalInfo,
+    PauseInfo,
     SampleGapInfo,
     StallDensity,
     StallInfo,
@@ -231,6 +232,16 @@ def troubles(session: Session, job: str, reach: TimelineWindow, ancestry: Ancest
         )
         for row in reversed(newest)
     ]  # fmt: skip
+
+
+def pauses(session: Session, job: str, reach: TimelineWindow, ancestry: Ancestry) -> list[PauseInfo]:
+    """Return the newest pauses of training, oldest first."""
+    rows = models.TrainingPauseRecord
+    newest = session.scalars(select(rows).where(rows.job == job).order_by(rows.at.desc()).limit(reach.marks)).all()
+    return [
+        answer_from(row, PauseInfo, abandoned=(row.iteration, row.lineage) not in ancestry)
+        for row in reversed(newest)
+    ]
 
 
 def _standing(rows: Iterable[models.IntervalDecisionRecord], ancestry: Ancestry) -> set[int]:

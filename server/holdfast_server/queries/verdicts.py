@@ -76,8 +76,8 @@ def verdict(facts: VerdictFacts) -> Verdict:
 
 def is_late(job: JobSummary, now: float) -> bool:
     """Return whether a running job has had no durable checkpoint for more than `LATE_INTERVALS` intervals."""
-    every = _interval_seconds(job)
-    if not job.alive or job.status == "restarting" or every is None or job.desired.paused:
+    every, is_paused = _interval_seconds(job), job.desired.paused or job.training_paused_at is not None
+    if not job.alive or job.status == "restarting" or every is None or is_paused:
         return False
     return _unprotected_seconds(job, now) > LATE_INTERVALS * every
 
@@ -185,6 +185,10 @@ def _late(facts: VerdictFacts) -> _Sentence | None:
 
 def _paused(facts: VerdictFacts) -> _Sentence | None:
     job = facts.job
+    if job.training_paused_at is not None and job.status == "paused":
+        since = _age(facts.now - job.training_paused_at)
+        text = f"Training paused for {since} by {job.training_paused_by}; {_cost(job)}"
+        return "warning", text, "Continue training"
     if not job.desired.paused or not job.alive:
         return None
     return "warning", f"Checkpoints paused; {_cost(job)}", "Resume checkpoints"
@@ -263,6 +267,15 @@ VERDICTS: dict[VerdictCause, _Rule] = {
             "exposure_iterations": ("Much unsaved work", "Take a checkpoint now, or shorten the interval"),
             "disk_filling": ("Store filling up", "Free space in the store, or keep fewer checkpoints"),
             "loss_spike": ("Loss spike", "Watch the loss; restore a checkpoint from before it if it stays high"),
+            "throughput_drop": (
+                "Slower than usual",
+                "Look for another host, fewer ranks, slow data or a slow rank, under Ranks and Attempts",
+            ),
+            "iteration_time": (
+                "Slower than usual",
+                "See what changed: hosts and ranks under Attempts, slow data or a slow rank",
+            ),
+            "goodput_low": ("Low goodput", "See where the time went under Goodput"),
             "overhead": ("Over budget", "Compare intervals and budgets under Plan"),
         }
     ),

@@ -30,15 +30,16 @@ from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.db import named_jobs
 
-LineageStart = Row[str, int, int, str | None, str | None]
-"""Columns job, lineage, iteration, parent and inexact of a lineage."""
+LineageStart = Row[str, int, int, str | None, str | None, str | None, str | None]
+"""Columns job, lineage, iteration, parent, inexact, left_out and from_job of a lineage."""
 END = sys.maxsize
 _LINEAGE_AT = len(checkpoint_id(0, 0))
 """Position of the lineage number in a checkpoint id, counted from 1 as SQL does."""
 _rows = models.LineageRecord
-_LINEAGE_STARTS = select(_rows.job, _rows.lineage, _rows.iteration, _rows.parent, _rows.inexact).where(
-    _rows.job.in_(named_jobs())
-)
+_LINEAGE_STARTS = select(
+    _rows.job, _rows.lineage, _rows.iteration, _rows.parent, _rows.inexact, _rows.left_out, _rows.from_job
+).where(_rows.job.in_(named_jobs()))
+_left_out = msgspec.json.Decoder(tuple[LeftOutData, ...])
 _LINEAGES = select(_rows).where(_rows.job == bindparam("job")).order_by(_rows.lineage)
 
 
@@ -49,6 +50,9 @@ class Ancestry:
         known = {start.lineage: start for start in lineages}
         self.inexact = {number: start.inexact for number, start in known.items()}
         """The checkpoint whose degraded restore a lineage descends from, by number; None if it is exact."""
+        start = known.get(lineage)
+        self.left_out = _left_out.decode(start.left_out) if start is not None and start.left_out else ()
+        """Data that was left out on the way to the lineage."""
         self.upto: dict[int, int] = {}
         end = END
         while lineage not in self.upto:
@@ -75,7 +79,7 @@ class Ancestry:
     def as_row(self, row: models.LineageRecord) -> LineageInfo:
         upto = self.upto.get(row.lineage)
         until = -1 if upto is None else min(upto, row.last_iteration)
-        left_out = msgspec.json.decode(row.left_out, type=tuple[LeftOutData, ...]) if row.left_out else ()
+        left_out = _left_out.decode(row.left_out) if row.left_out else ()
         return answer_from(
             row, LineageInfo, order=row.order_id, abandoned=upto is None, stands_until=until, left_out=left_out
         )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import msgspec
 import numpy as np
 from sqlalchemy import Connection, and_, delete, func, insert, or_, select
 from sqlalchemy.orm import Session
 
+from holdfast.protocol.field_types import HeldSnapshot
 from holdfast.protocol.tracebacks import exception_in, is_of_launcher
 from holdfast.protocol.wire import (
     MACHINE_METRICS,
@@ -18,7 +20,9 @@ from holdfast.protocol.wire import (
     ConfigurationReport,
     ConfigurationSection,
     MachineSample,
+    MemoryReport,
     OutputReport,
+    RankPlace,
 )
 from holdfast_server import models
 from holdfast_server.core.compression import compress, decompress
@@ -30,6 +34,7 @@ COMPRESSION_LEVEL = 3
 MAX_CONTENTS_BYTES = 8 * 2**20
 """Decompressed; the limits of a report amount to less."""
 
+_held = msgspec.msgpack.Decoder(list[HeldSnapshot])
 _values, _lines = msgspec.msgpack.Decoder(dict[str, str]), msgspec.msgpack.Decoder(list[str])
 
 
@@ -112,6 +117,45 @@ def output_of(session: Session, job: str, uid: str) -> tuple[int, list[str]]:
 def lines_of(contents: bytes) -> list[str]:
     """Return the lines of one stored report of output."""
     return _lines.decode(decompress(contents, MAX_CONTENTS_BYTES))
+
+
+def record_memory(session: Session, attempt: models.AttemptRecord, rank: int, event: MemoryReport) -> None:
+    """Store what the memory of a host holds, in the place of the report before."""
+    session.merge(
+        models.HostMemoryRecord(
+            job=attempt.job, rank=rank, uid=attempt.uid, host=event.host, at=event.at,
+            snapshots=msgspec.msgpack.encode(event.snapshots),
+        )
+    )  # fmt: skip
+
+
+def record_place(session: Session, attempt: models.AttemptRecord, rank: int, event: RankPlace) -> None:
+    """Store where a rank runs, in the place of the report before."""
+    session.merge(
+        models.RankPlaceRecord(
+            job=attempt.job, rank=rank, uid=attempt.uid, at=event.at, host=event.host, device=event.device,
+            scheduler_job=event.scheduler_job,
+        )
+    )  # fmt: skip
+
+
+def places_of(session: Session, job: str, uid: str) -> dict[int, models.RankPlaceRecord]:
+    """Return by rank where the ranks of an attempt run."""
+    rows = models.RankPlaceRecord
+    query = select(rows).where(rows.job == job, rows.uid == uid)
+    return {row.rank: row for row in session.scalars(query)}
+
+
+def memories_of(session: Session, job: str, uid: str) -> dict[str, list[HeldSnapshot]]:
+    """Return by host what the memory of the hosts of an attempt holds."""
+    rows = models.HostMemoryRecord
+    query = select(rows.rank, rows.host, rows.snapshots).where(rows.job == job, rows.uid == uid)
+    found = session.execute(query.order_by(rows.rank)).all()
+    named = Counter(host for _, host, _ in found)
+    return {
+        (host if named[host] == 1 else f"{host} (rank {rank})"): _held.decode(snapshots)
+        for rank, host, snapshots in found
+    }
 
 
 def add_machine_sample(

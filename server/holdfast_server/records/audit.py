@@ -21,8 +21,8 @@ ANCHOR_SECONDS = 3600.0
 """Time between two log lines with the end of the chain."""
 
 KINDS = (
-    "settings", "restore", "checkpoint", "annotation", "job", "alert", "retention", "key", "person", "project",
-    "server",
+    "settings", "restore", "training", "value", "checkpoint", "annotation", "job", "alert", "retention", "key",
+    "person", "project", "server", "approval", "store",
 )  # fmt: skip
 """First words of actions: what a change is about."""
 PAGE_ROWS = 1000

@@ -12,16 +12,18 @@ from sqlalchemy import BindParameter, ColumnElement, Select, and_, func, or_, se
 from sqlalchemy.orm import Session
 
 from holdfast.protocol import ids, wire
-from holdfast.protocol.field_types import MAX_ITERATION
+from holdfast.protocol.field_types import MAX_ITERATION, ChangedTensor, RankCheckpointTimes
 from holdfast.protocol.jobs import DELETED_BY_RETENTION, CheckpointInfo, RecentFailures
-from holdfast.protocol.wire import MOST_RANK_SPANS, RankCheckpointTimes
+from holdfast.protocol.wire import MAX_CHANGED_TENSORS, MOST_RANK_SPANS
 from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import CheckpointNotFound, InvalidSetting
 from holdfast_server.db import named_jobs
 from holdfast_server.records.ancestry import Ancestry, ancestries, ancestry_of
 
-_COLUMNS = tuple(name for name in wire.Checkpoint.__struct_fields__ if name != "ranks")
+_PACKED = ("ranks", "changed", "metrics")
+_COLUMNS = tuple(name for name in wire.Checkpoint.__struct_fields__ if name not in _PACKED)
+_metrics = msgspec.msgpack.Decoder(dict[str, float])
 DURABLE = "durable"
 DAMAGED = "damaged"
 UNDER_WAY = ("snapshot", "persisting")
@@ -33,6 +35,7 @@ ENDED = "the attempt ended before it was durable"
 
 
 _ranks = msgspec.msgpack.Decoder(list[RankCheckpointTimes])
+_changed = msgspec.msgpack.Decoder(list[ChangedTensor])
 
 _rows = models.CheckpointRecord
 _DURABLE_COUNTS = (
@@ -40,8 +43,24 @@ _DURABLE_COUNTS = (
 )
 
 
-def as_row(checkpoint: models.CheckpointRecord, ancestry: Ancestry, *, ranks: int = 0) -> CheckpointInfo:
-    """Return a checkpoint as the API shows it, with the times of at most `ranks` ranks, the slowest."""
+def as_row(
+    checkpoint: models.CheckpointRecord,
+    ancestry: Ancestry,
+    *,
+    ranks: int = 0,
+    changed: bool = False,
+    metrics: bool = False,
+    verdict: str | None = None,
+    verified_at: float | None = None,
+) -> CheckpointInfo:
+    """Return a checkpoint as the API shows it.
+
+    Args:
+        ranks: how many ranks at most are shown with their times, the slowest.
+        changed: whether to show the tensors of which it stores only rows.
+        metrics: whether to show its metrics.
+        verdict: what its last complete verification found, at `verified_at`.
+    """
     return answer_from(
         checkpoint,
         CheckpointInfo,
@@ -50,6 +69,10 @@ def as_row(checkpoint: models.CheckpointRecord, ancestry: Ancestry, *, ranks: in
         restorable=checkpoint.state == DURABLE,
         inexact=ancestry.inexact.get(checkpoint.lineage),
         ranks=_ranks.decode(checkpoint.ranks)[:ranks] if ranks and checkpoint.ranks else [],
+        changed=_changed.decode(checkpoint.changed) if changed and checkpoint.changed else [],
+        metrics=_metrics.decode(checkpoint.metrics) if metrics and checkpoint.metrics else {},
+        verified=verdict,
+        verified_at=verified_at,
     )
 
 
@@ -235,6 +258,8 @@ def record(
     for name in _COLUMNS:
         setattr(row, name, getattr(event, name))
     row.ranks = msgspec.msgpack.encode(event.ranks[:MOST_RANK_SPANS]) if event.ranks else None
+    row.changed = msgspec.msgpack.encode(event.changed[:MAX_CHANGED_TENSORS]) if event.changed else None
+    row.metrics = msgspec.msgpack.encode(event.metrics) if event.metrics else None
     row.attempt, row.sequence = attempt, sequence
     if ended and row.state in UNDER_WAY:
         row.state, row.reason = "failed", ENDED

@@ -1,4 +1,7 @@
-"""Desired state of a job: its versions, who made each, and from which iteration on it applied."""
+"""Desired state of a job: its versions, who made each, and from which iteration on it applied.
+
+One module, since a setting is parsed, changed, reverted and described here.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,19 @@ from sqlalchemy.orm import Session
 
 from holdfast.pacing import parse_budget, parse_every, parse_policy
 from holdfast.pacing.settings import parse_unsaved_work, parse_write_budget
+from holdfast.protocol import value_rules
 from holdfast.protocol.jobs import DesiredChanges, Edit, Order, SettingChange, is_alert
-from holdfast.protocol.wire import (
-    OPEN_ORDER_STATES,
-    DataSkip,
-    Desired,
-    RestoreOrder,
-    VerifyRequest,
-)
+from holdfast.protocol.orders import TrainingOrder, parse_on_trouble
+from holdfast.protocol.store_shares import StoreShare
+from holdfast.protocol.values import ValueChange
+from holdfast.protocol.wire import OPEN_ORDER_STATES, DataSkip, Desired, RestoreOrder, VerifyRequest
 from holdfast.retention import parse_retention
 from holdfast.units import FixedInterval, duration, exact_percent, format_interval, format_rate
 from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting, VersionConflict
 from holdfast_server.db import Database, Statement, named_jobs
-from holdfast_server.records import audit
+from holdfast_server.records import audit, store_shares
 from holdfast_server.records.interval_status import paced_of
 
 T = TypeVar("T")
@@ -42,13 +43,16 @@ LEAST_HELD_SECONDS, MOST_HELD_SECONDS = 60.0, 30 * 86400.0
 OPEN_VERIFICATIONS = ("requested", "reading")
 OVERRIDES_EVERY_SECONDS = 10.0
 
-Setting = Literal["budget", "write budget", "unsaved work", "policy", "interval", "checkpoints", "retention"]
+Setting = Literal[
+    "budget", "write budget", "unsaved work", "policy", "interval", "checkpoints", "retention", "on trouble"
+]
 """Settings, which can be edited and reverted."""
-Field = Setting | Literal["checkpoint", "data probe", "restore", "pin", "unpin", "verify"]
+Field = Setting | Literal["checkpoint", "data probe", "restore", "training", "value", "pin", "unpin", "verify"]
 """Settings, and requests for a single action."""
 SETTINGS: tuple[Setting, ...] = get_args(Setting)
 CHANGED_BY: Mapping[Field, str] = {
     "checkpoints": "paused", "write budget": "write_budget", "unsaved work": "max_unsaved_work",
+    "on trouble": "on_trouble",
 }  # fmt: skip
 """Names of settings in `DesiredChanges`, where they differ."""
 EDITED: tuple[Field, ...] = (*SETTINGS, "checkpoint", "data probe")
@@ -73,9 +77,9 @@ class StoredChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """One change as it is stored; `described` renders it as text."""
 
     field: Field
-    before: bool | float | str | Interval | None = None
+    before: bool | int | float | str | Interval | None = None
     """Value of a setting, `None` for the script's own; state of an order."""
-    after: bool | float | str | Interval | None = None
+    after: bool | int | float | str | Interval | None = None
     """As `before`; of a request about a checkpoint, the checkpoint's id."""
     script_budget: float | None = None
     """The script's own budget, as the agent reported it, if `before` stands for that."""
@@ -83,24 +87,36 @@ class StoredChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Target iteration of an order."""
     against: str | None = None
     """Checkpoint whose tensors a verification compares."""
+    name: str | None = None
+    """Name of a value."""
 
 
 _changes = msgspec.json.Decoder(list[StoredChange])
+_training = msgspec.json.Decoder(TrainingOrder)
 
 _points, _verifications = models.CheckpointRecord, models.VerificationRecord
+_changes_of_values = models.ValueChangeRecord
 _PINS = (
     select(_points.job, _points.id, _points.pinned_by)
     .where(_points.job.in_(named_jobs()), _points.pinned_at.is_not(None))
     .order_by(_points.id)
 )
 _VERSION = Statement(
-    select(models.JobRecord.version, models.JobRecord.pins_known).where(models.JobRecord.name == bindparam("job"))
+    select(models.JobRecord.version, models.JobRecord.pins_known, models.JobRecord.share_number).where(
+        models.JobRecord.name == bindparam("job")
+    )
 )
 _PINNED = Statement(
     select(_points.id, _points.pinned_by)
     .where(_points.job == bindparam("job"), _points.pinned_at.is_not(None))
     .order_by(_points.id)
 )
+_VALUES = (
+    select(_changes_of_values.job, _changes_of_values.id, _changes_of_values.name, _changes_of_values.value,
+           _changes_of_values.made_in_lineage)
+    .where(_changes_of_values.job.in_(named_jobs()), _changes_of_values.state == "requested")
+    .order_by(_changes_of_values.version)
+)  # fmt: skip
 _VERIFICATIONS = (
     select(_verifications.job, _verifications.request, _verifications.checkpoint, _verifications.against)
     .where(_verifications.job.in_(named_jobs()), _verifications.state.in_(OPEN_VERIFICATIONS))
@@ -111,65 +127,80 @@ _VERIFICATIONS = (
 # ---- desired state ------------------------------------------------------------------------------
 
 
-def is_newer(session: Session, job: str, *, after: int, alert_pins: str | None) -> bool:
-    """Return whether the version is after `after`, or the alert pins are others than these, separated by commas.
+def is_newer(
+    session: Session, job: str, *, after: int, alert_pins: str | None, share_number: int | None = None
+) -> bool:
+    """Return whether the version is after `after`, the shares have another number, or the alert pins are others
+    than these, separated by commas.
 
     A connected agent asks this again and again, mostly in vain. It takes a tenth of the time of `read`, or less.
     """
     connection = session.connection()
     job = job.replace("\0", "\ufffd")  # as `models.base.PlainText` stores it
-    version, pins_known = _VERSION.first(connection, {"job": job}) or (0, False)
-    if version > after or alert_pins is None:
-        return bool(version > after)
+    version, pins_known, number = _VERSION.first(connection, {"job": job}) or (0, False, 0)
+    if version > after or share_number not in (None, number):
+        return True
+    if alert_pins is None:
+        return False
     pinned = _PINNED.all(connection, {"job": job}) if pins_known else []
     return alert_pins != ",".join(checkpoint for checkpoint, who in pinned if is_alert(who))
 
 
 def read(session: Session, job: models.JobRecord, *, now: float) -> Desired:
-    asked = checkpoint_requests(session, [job.name])
-    return of(job, open_order(session, job.name), asked.get(job.name, NOTHING_ASKED), now=now)
+    asked = open_requests(session, [job.name])
+    shares = store_shares.shares_of(session, job.name)
+    return of(job, open_order(session, job.name), asked.get(job.name, NOTHING_ASKED), shares, now=now)
 
 
-class CheckpointRequests(msgspec.Struct):
-    """Pins and requested verifications of a job's checkpoints."""
+class OpenRequests(msgspec.Struct):
+    """Pins and requested verifications of a job's checkpoints, and changes of its values."""
 
     pins: list[str] = []
     alert_pins: list[str] = []
     """Those of `pins` that only open alerts keep."""
     verify: list[VerifyRequest] = []
     """Open verification requests, oldest first."""
+    values: list[ValueChange] = []
+    """Changes of values that are not applied yet, oldest first."""
 
 
-NOTHING_ASKED = CheckpointRequests()
+NOTHING_ASKED = OpenRequests()
 
 
-def checkpoint_requests(session: Session, jobs: Sequence[str]) -> dict[str, CheckpointRequests]:
+def open_requests(session: Session, jobs: Sequence[str]) -> dict[str, OpenRequests]:
     """Return the requests by job, of the jobs that have any."""
-    found: dict[str, CheckpointRequests] = {}
+    found: dict[str, OpenRequests] = {}
     for job, checkpoint, who in session.execute(_PINS, {"jobs": jobs}):
-        asked_for = found.setdefault(job, CheckpointRequests())
+        asked_for = found.setdefault(job, OpenRequests())
         asked_for.pins.append(checkpoint)
         if is_alert(who):
             asked_for.alert_pins.append(checkpoint)
     for job, request, checkpoint, against in session.execute(_VERIFICATIONS, {"jobs": jobs}):
         asked = VerifyRequest(id=request, checkpoint=checkpoint, against=against)
-        found.setdefault(job, CheckpointRequests()).verify.append(asked)
+        found.setdefault(job, OpenRequests()).verify.append(asked)
+    for job, change, name, value, lineage in session.execute(_VALUES, {"jobs": jobs}):
+        wanted = ValueChange(id=change, name=name, value=msgspec.json.decode(value), lineage=lineage)
+        found.setdefault(job, OpenRequests()).values.append(wanted)
     return found
 
 
 def of(
     job: models.JobRecord,
     order: models.RestoreOrderRecord | Order | None,
-    asked: CheckpointRequests,
+    asked: OpenRequests,
+    shares: tuple[StoreShare, ...] = (),
     *,
     now: float,
 ) -> Desired:
     return answer_from(
         job,
         Desired,
+        shares=shares,
         pins=tuple(asked.pins) if job.pins_known else None,
         alert_pins=tuple(asked.alert_pins) if job.pins_known else (),
         verify=tuple(asked.verify),
+        values=tuple(asked.values),
+        training=None if job.training_order is None else _training.decode(job.training_order),
         restore=None if order is None or is_expired(order, now) else _wanted(order, now),
         latest_attempt=job.attempt,
     )
@@ -262,6 +293,12 @@ def change(job: models.JobRecord, changes: DesiredChanges, *, now: float) -> lis
         rules = None if parsed is None else str(parsed)
         made.append(StoredChange(field="retention", before=job.retention, after=rules))
         job.retention = rules
+    if changes.on_trouble is not UNSET:
+        rule = _parsed("on_trouble", parse_on_trouble, changes.on_trouble)
+        made.append(
+            StoredChange(field="on trouble", before=job.on_trouble, after=None if rule is None else str(rule))
+        )
+        job.on_trouble = None if rule is None else str(rule)
     if changes.checkpoint_request is not UNSET and changes.checkpoint_request:
         made.append(StoredChange(field="checkpoint"))
         job.checkpoint_request += 1
@@ -384,6 +421,8 @@ def described(made: StoredChange) -> SettingChange:
         case "restore":
             place = f"to {made.iteration}"
             before, after = (before or (place if after else "")), (after or place)
+        case "value":
+            return SettingChange(field=f"value {made.name}", before=before, after=after)
         case "verify" if made.against:
             after = f"{after} beside {made.against}"
     return SettingChange(field=made.field, before=before, after=after)
@@ -395,7 +434,7 @@ def _text(made: StoredChange, value: object, script_budget: float | None) -> str
             return format_rate(value)
         case "unsaved work", float() | int():
             return duration(value)
-        case "budget" | "write budget" | "unsaved work" | "policy" | "retention", None:
+        case "budget" | "write budget" | "unsaved work" | "policy" | "retention" | "on trouble" | "value", None:
             return SCRIPT if script_budget is None else f"{SCRIPT} ({exact_percent(script_budget)})"
         case "budget", float() | int():
             return exact_percent(value)
@@ -403,6 +442,8 @@ def _text(made: StoredChange, value: object, script_budget: float | None) -> str
             return _interval_text(value)
         case "checkpoints", _:
             return "paused" if value else "running"
+        case "value", bool() | int() | float() | str():
+            return value_rules.shown(value)
     return "" if value is None else str(value)
 
 

@@ -65,8 +65,13 @@ def failures_of(session: Session, job: models.JobRecord) -> ObservedFailures:
 
 
 def _failed(job: models.JobRecord, attempt: models.AttemptRecord, following: models.AttemptRecord | None) -> bool:
-    if attempt.iterations == 0:
-        return False
+    return attempt.iterations > 0 and ended_by_failure(job, attempt, following)
+
+
+def ended_by_failure(
+    job: models.JobRecord, attempt: models.AttemptRecord, following: models.AttemptRecord | None
+) -> bool:
+    """Return whether an attempt failed, perhaps before its first iteration; `following`: the next attempt."""
     if attempt.finished is not None:
         return attempt.finished not in INTENDED_ENDS
     if attempt.uid == job.uid or following is None:

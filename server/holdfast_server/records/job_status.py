@@ -26,6 +26,7 @@ ALIVE: tuple[JobStatus, ...] = ("starting", "running", "paused", "restarting")
 ENDED: tuple[JobStatus, ...] = ("finished", "stopped", "failed")
 _ENDS: dict[str, JobStatus] = {
     "finished": "finished", "interrupted": "stopped", "preempted": "stopped", "forked": "stopped",
+    "ended": "stopped",
 }  # fmt: skip
 """Statuses by the reason with which an attempt ended; any other reason is an exception."""
 TO_RESTORE = "to restore a checkpoint"
@@ -68,7 +69,8 @@ def status_of(job: models.JobRecord, attempt: models.AttemptRecord | None, *, no
         return Status("starting", "waiting for its first report")
     age = now - job.last_contact_at
     is_late = age > max(SILENT_AFTER_SECONDS, SILENT_AFTER_ITERATIONS * job.longest_seconds)
-    if (known := _status_by_supervisor(attempt, age, is_late=is_late, now=now)) is not None:
+    has_begun = attempt.iterations > 0 or job.training_paused_at is not None
+    if (known := _status_by_supervisor(attempt, age, is_late=is_late, has_begun=has_begun, now=now)) is not None:
         return known
     relaunched = attempt.finished == RELAUNCHED
     if attempt.finished is not None and not relaunched:
@@ -76,6 +78,8 @@ def status_of(job: models.JobRecord, attempt: models.AttemptRecord | None, *, no
     if is_late or relaunched:
         after = " since its last attempt ended to restart" if relaunched else ""
         return Status("silent", f"no report for {duration(round(age))}{after}")
+    if job.training_paused_at is not None:
+        return Status("paused", f"training is paused by {job.training_paused_by}")
     if attempt.iterations == 0:
         return Status("starting", f"attempt {attempt.attempt} has finished no iteration yet")
     if job.paused and job.applied_version >= job.paused_version:
@@ -84,14 +88,14 @@ def status_of(job: models.JobRecord, attempt: models.AttemptRecord | None, *, no
 
 
 def _status_by_supervisor(
-    attempt: models.AttemptRecord, age: float, *, is_late: bool, now: float
+    attempt: models.AttemptRecord, age: float, *, is_late: bool, has_begun: bool, now: float
 ) -> Status | None:
     """Return the status that follows from what the supervisor does; `None` where the attempt itself decides."""
     report = supervisor_report(attempt)
     failed = attempt.finished is not None and attempt.finished not in _ENDS
     if report is not None and (known := _reported_status(attempt, report, failed=failed, now=now)) is not None:
         return known
-    if attempt.supervisor == "restarting" and attempt.finished is None and attempt.iterations == 0 and not is_late:
+    if attempt.supervisor == "restarting" and attempt.finished is None and not has_begun and not is_late:
         return Status("restarting", "" if report is None else _restart_text(report))
     if not failed or attempt.supervisor == "ended" or age > SUPERVISOR_PATIENCE_SECONDS:
         return None
@@ -114,8 +118,10 @@ def _reported_status(
             return Status("failed", f"{report.reason}; holdfast run on {attempt.host} no longer reports")
         case "stopped" if attempt.finished is None or failed:
             return Status("stopped", f"{report.reason} {_place(attempt)}")
-        case "ended" if attempt.finished is None:
+        case "ended" if attempt.finished is None and attempt.ended_by is None:
             return Status("stopped", f"{report.reason} {_place(attempt)}")
+        case "ended" if attempt.finished is None:
+            return Status("stopped", report.reason)
     return None
 
 
@@ -197,7 +203,16 @@ def status_in_sql(*, now: float) -> ColumnElement[str]:
         (attempt.supervisor == "gave_up", "failed"),
         (and_(by_supervisor, attempt.supervisor_until >= now), "restarting"),
         (and_(by_supervisor, attempt.supervisor_until.is_not(None)), "failed"),
-        (and_(by_supervisor, attempt.finished.is_(None), attempt.iterations == 0, not_(late)), "restarting"),
+        (
+            and_(
+                by_supervisor,
+                attempt.finished.is_(None),
+                attempt.iterations == 0,
+                job.training_paused_at.is_(None),
+                not_(late),
+            ),
+            "restarting",
+        ),
         (and_(attempt.supervisor.in_(("stopped", "ended")), attempt.finished.is_(None)), "stopped"),
         (and_(attempt.supervisor == "stopped", by_itself), "stopped"),
         (
@@ -212,6 +227,7 @@ def status_in_sql(*, now: float) -> ColumnElement[str]:
         *((attempt.finished == word, status) for word, status in _ENDS.items()),
         (attempt.finished != RELAUNCHED, "failed"),
         (or_(late, attempt.finished == RELAUNCHED), "silent"),
+        (job.training_paused_at.is_not(None), "paused"),
         (attempt.iterations == 0, "starting"),
         (and_(job.paused, job.applied_version >= job.paused_version), "paused"),
         else_="running",
@@ -239,6 +255,8 @@ def current_attempts(session: Session, jobs: list[str]) -> dict[str, models.Atte
 
 def _ended(attempt: models.AttemptRecord) -> Status:
     where = _place(attempt)
+    if attempt.finished == "ended" and attempt.ended_by is not None:
+        return Status("stopped", f"ended by {attempt.ended_by} {where}")
     status = _ENDS.get(str(attempt.finished), "failed")
     return Status(status, where if status == "finished" else f"{attempt.finished} {where}")
 

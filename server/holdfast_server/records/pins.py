@@ -76,7 +76,7 @@ def kept_for_alerts(session: Session, job: str) -> Sequence[models.CheckpointRec
 
 
 def _has_room(session: Session, job: models.JobRecord) -> bool:
-    asked = desired_state.checkpoint_requests(session, [job.name])
+    asked = desired_state.open_requests(session, [job.name])
     return len(asked.get(job.name, desired_state.NOTHING_ASKED).pins) < MAX_PINS
 
 

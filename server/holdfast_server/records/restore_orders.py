@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -42,6 +42,8 @@ EVERY_SECONDS = 5.0
 POLICY = "policy"
 """Actor of the restores that a job's rule `on_trouble` carries out."""
 
+
+CurrentAttempts = Mapping[str, models.AttemptRecord | None]
 
 _orders = models.RestoreOrderRecord
 _OPEN_ORDERS = select(_orders).where(_orders.job.in_(named_jobs()), _orders.state.in_(OPEN_ORDER_STATES))
@@ -326,25 +328,35 @@ def find(session: Session, job: str, order: str) -> Order:
     return _as_order(session, _get(session, job, order))
 
 
-def order_rows(session: Session, job: str, *, checkpoint: str | None = None, limit: int) -> list[Order]:
-    """Return the orders of a job, or those to one checkpoint, newest first."""
+def order_rows(
+    session: Session,
+    job: str,
+    *,
+    checkpoint: str | None = None,
+    limit: int,
+    current: CurrentAttempts | None = None,
+) -> list[Order]:
+    """Return the orders of a job, or those to one checkpoint, newest first. `current`: as of `open_orders`."""
     orders = models.RestoreOrderRecord
     query = select(orders).where(orders.job == job).order_by(orders.created_at.desc(), orders.id).limit(limit)
     if checkpoint is not None:
         query = query.where(orders.checkpoint == checkpoint)
-    return _as_orders(session, session.scalars(query).all())
+    return _as_orders(session, session.scalars(query).all(), current)
 
 
-def open_orders(session: Session, jobs: Iterable[str]) -> dict[str, Order]:
+def open_orders(session: Session, jobs: Iterable[str], *, current: CurrentAttempts) -> dict[str, Order]:
+    """Return the open orders by job. `current`: the current attempts of the jobs, by job."""
     rows = session.scalars(_OPEN_ORDERS, {"jobs": list(jobs)}).all()
-    return {order.job: order for order in _as_orders(session, rows)}
+    return {order.job: order for order in _as_orders(session, rows, current)}
 
 
 def _as_order(session: Session, row: models.RestoreOrderRecord) -> Order:
     return _as_orders(session, [row])[0]
 
 
-def _as_orders(session: Session, rows: Iterable[models.RestoreOrderRecord]) -> list[Order]:
+def _as_orders(
+    session: Session, rows: Iterable[models.RestoreOrderRecord], current: CurrentAttempts | None = None
+) -> list[Order]:
     if not (rows := list(rows)):
         return []
     moves = models.OrderTransitionRecord
@@ -352,7 +364,9 @@ def _as_orders(session: Session, rows: Iterable[models.RestoreOrderRecord]) -> l
     by_order: dict[str, list[OrderStep]] = {row.id: [] for row in rows}
     for move in session.scalars(query):
         by_order[move.order_id].append(answer_from(move, OrderStep))
-    current = current_attempts(session, list({row.job for row in rows}))
+    restoring = {row.job for row in rows if row.state == "restoring"}
+    if current is None:
+        current = current_attempts(session, list(restoring)) if restoring else {}
     undoable = _undoable(session, rows)
     return [
         answer_from(

@@ -65,7 +65,7 @@ def request(
     row = session.get(models.VerificationRecord, (job.name, point.id))
     if row is not None and row.state in OPEN_VERIFICATIONS and row.against == other:
         return False
-    asked = desired_state.checkpoint_requests(session, [job.name]).get(job.name, desired_state.NOTHING_ASKED)
+    asked = desired_state.open_requests(session, [job.name]).get(job.name, desired_state.NOTHING_ASKED)
     if sum(each.checkpoint != point.id for each in asked.verify) >= MAX_OPEN_VERIFICATIONS:
         raise NotPossible(
             f"{job.name} has {MAX_OPEN_VERIFICATIONS} open verifications, the maximum: wait until one has finished"

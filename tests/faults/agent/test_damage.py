@@ -183,7 +183,7 @@ def test_a_session_falls_back_and_says_which_file_and_why(trained, tmp_path, sam
 def test_the_chunk_of_a_large_tensor_is_told(tmp_path, caplog):
     def session():
         model = torch.nn.Linear(2048, 2560)  # 21 MB: two digests
-        return holdfast.Session("job", store=tmp_path / "s", every=1, model=model)
+        return holdfast.Session("job", store=tmp_path / "s", every=1, model=model, incremental=False)
 
     first = session()
     for _ in range(2):

@@ -1,11 +1,8 @@
-"""Incremental checkpoints, cut at every point by a power cut, a kill or an error."""
+"""Incremental checkpoints after failures and damage; test_crash_matrix.py cuts their commits at every point."""
 
-import contextlib
 import errno
-import itertools
 import mmap
 import random
-import shutil
 
 import pytest
 
@@ -21,7 +18,6 @@ from holdfast.protocol.ids import checkpoint_id
 from holdfast.save.draft import Draft
 from holdfast.save.writer import write_checkpoint
 from holdfast.store.local import LocalStore
-from tests.support.simulated_files import FailingFiles, SimulatedProcessDeath, crash_states, plant
 
 JOB = "job"
 ROWS, ROW_BYTES = 40, 128
@@ -71,7 +67,10 @@ def require_sound(store):
 
 
 def train(store, acknowledged=lambda listed: None, parity=None):
-    """A base, a region, and a region that is merged with it; retention removes the first checkpoints."""
+    """A base, a region, and a region that is merged with it; retention removes the first checkpoints.
+
+    Then comes another such region, or a new base where so few checkpoints may link one.
+    """
     planner = IncrementalPlanner(True, most_regions=1)
     for iteration in range(1, 5):
         commit(store, planner, iteration, IDS[iteration - 1] if iteration > 1 else None, parity=parity)
@@ -80,6 +79,15 @@ def train(store, acknowledged=lambda listed: None, parity=None):
         acknowledged(kept[1:])  # from here on the oldest may be gone
         if iteration > 2:
             store.delete(JOB, kept[0], 1)
+
+
+def test_a_new_base_is_written_after_some_links(begun, monkeypatch):
+    monkeypatch.setattr("holdfast.incremental.planner.MOST_LINKS", 2)
+    store, _ = begun()
+    train(store)
+    assert require_sound(store) == IDS[3:5]
+    files = {file.name: file.written_by for file in restore.manifest(store, JOB, IDS[4]).files}
+    assert files == {f"rank-0.{IDS[4]}.base": None, "rank-0.safetensors": None}
 
 
 def test_each_checkpoint_has_all_files_that_it_needs(begun):
@@ -92,65 +100,6 @@ def test_each_checkpoint_has_all_files_that_it_needs(begun):
         f"rank-0.{IDS[4]}.rows": None,
         "rank-0.safetensors": None,
     }, "one region file, with the rows that changed since the base"
-
-
-def test_no_power_cut_lists_a_checkpoint_that_is_not_whole_or_loses_one(begun, memory):
-    store, files = begun()
-    promised = [(len(files.log), set())]
-    train(store, lambda listed: promised.append((len(files.log), set(listed))))
-    seen, place = {}, memory / "after"
-    for point in range(promised[0][0], len(files.log) + 1):
-        kept = [listed for at, listed in promised if at <= point][-1]
-        for tree in crash_states(files, point):
-            if (key := repr(tree)) not in seen:
-                shutil.rmtree(place, ignore_errors=True)
-                plant(tree, place)
-                seen[key] = set(require_sound(LocalStore(place / "store")))
-            assert kept <= seen[key]
-    assert len(seen) > 40
-
-
-@pytest.mark.parametrize("parity", [None, CODE], ids=["plain", "parity"])
-def test_a_killed_commit_or_removal_leaves_sound_checkpoints_and_the_next_attempt_goes_on(begun, parity):
-    for number in itertools.count(1):
-        store, files = begun()
-        promised = [set()]
-        files.dies_at, files.changes = number, 0
-        try:
-            train(store, lambda listed, promised=promised: promised.append(set(listed)), parity)
-        except SimulatedProcessDeath:
-            files.revive()
-        else:
-            break
-        there = require_sound(store)
-        assert promised[-1] <= set(there)
-        attempt = store.acquire_attempt(JOB, "next").number
-        planner, newest = IncrementalPlanner(True), max(there, default=None)
-        for iteration in 6, 7:
-            commit(store, planner, iteration, newest, attempt, parity)
-        assert require_sound(store) == [*there, checkpoint_id(6, 1), checkpoint_id(7, 1)]
-        written_by = [file.written_by for file in restore.manifest(store, JOB, checkpoint_id(7, 1)).files]
-        assert set(written_by) == {None, checkpoint_id(6, 1)}, "a new process writes a new base"
-        assert not list((store.root / JOB).glob(".tmp-*"))
-    assert number > 60
-
-
-@pytest.mark.parametrize("call", ["link", "create", "sync", "rename", "sync_directory"])
-@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EMLINK, errno.EXDEV], ids=errno.errorcode.get)
-def test_an_error_of_any_call_leaves_sound_checkpoints(memory, call, error):
-    for nth in itertools.count(1):
-        root = memory / f"{nth}"
-        sound = LocalStore(root)
-        sound.acquire_attempt(JOB, "uid")
-        files = FailingFiles((call,), nth, error)
-        with contextlib.suppress(OSError, HoldfastError):
-            train(LocalStore(root, files))
-        there = require_sound(sound)
-        if call == "link" and files.failed:
-            assert there == IDS[3:5], "what cannot be linked is written"
-        if not files.failed:
-            break
-    assert nth > 2
 
 
 def test_a_second_try_after_a_failed_device_writes_all_and_is_not_linked_from(memory, monkeypatch):
@@ -171,7 +120,8 @@ def test_a_second_try_after_a_failed_device_writes_all_and_is_not_linked_from(me
     assert [file.name for file in restore.manifest(store, JOB, IDS[2]).files] == ["rank-0.safetensors"]
     third = commit(store, planner, 3, IDS[2])
     assert third.not_linked is None
-    assert {file.written_by for file in third.files} == {IDS[1], None}, "the first has all that it needs"
+    assert {file.written_by for file in third.files} == {None}, "what the failed try linked may be damaged"
+    assert any(file.name.endswith(".base") for file in third.files)
     assert require_sound(store) == IDS[1:4]
 
 

@@ -12,7 +12,8 @@ from holdfast.checkpoint import restore
 from holdfast.checkpoint.scrub import scrub
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
-from holdfast.format.parity_file import PARITY_BLOCK_BYTES, ParityCode, build_parity
+from holdfast.format.parity_file import PARITY_BLOCK_BYTES, ParityCode
+from holdfast.format.parity_stripes import build_parity
 from holdfast.store.local import LocalStore
 from tests.support.edited_manifests import MANIFEST_COPIES, encode_manifest
 from tests.support.simulated_files import (

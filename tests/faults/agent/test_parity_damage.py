@@ -15,7 +15,8 @@ from holdfast.checkpoint.repair import repair_in_memory
 from holdfast.checkpoint.scrub import scrub
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
-from holdfast.format.parity_file import PARITY_BLOCK_BYTES, ParityCode, StripeLayout, parse_parity
+from holdfast.format.parity_file import PARITY_BLOCK_BYTES, ParityCode, parse_parity
+from holdfast.format.parity_stripes import StripeLayout
 from holdfast.protocol.wire import Notice
 from holdfast.store import LocalStore, open_store
 from holdfast.system.files import Files

@@ -1,6 +1,5 @@
-"""Checkpoints that share a file, cut at every point by a power cut, a kill or an error."""
+"""Repairs of checkpoints that share a file, cut at every point; test_crash_matrix.py cuts their commits."""
 
-import contextlib
 import errno
 import itertools
 import mmap
@@ -11,7 +10,6 @@ import pytest
 
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.scrub import scrub
-from holdfast.errors import HoldfastError
 from holdfast.format import manifest as fmt
 from holdfast.format.parity_file import ParityCode
 from holdfast.protocol.ids import checkpoint_id
@@ -69,18 +67,6 @@ def require_sound(store):
     return there
 
 
-def train(store, acknowledged=lambda listed: None, parity=None):
-    """Two checkpoints that share the base of the first, which retention removes meanwhile."""
-    commit(store, 1, parity=parity)
-    acknowledged([FIRST])
-    commit(store, 2, FIRST, parity=parity)
-    acknowledged([FIRST, SECOND])
-    acknowledged([SECOND])  # from here on the first may be gone
-    store.delete(JOB, FIRST, 1)
-    commit(store, 3, SECOND, parity=parity)
-    acknowledged([SECOND, THIRD])
-
-
 class Judge:
     """Plants states of a disk and looks at them; each state once."""
 
@@ -94,65 +80,6 @@ class Judge:
                 plant(tree, self.place)
                 self.seen[key] = self.look(LocalStore(self.place / "store"))
             yield self.seen[key]
-
-
-def test_no_power_cut_lists_a_checkpoint_without_its_base_or_loses_one(begun, memory):
-    store, files = begun()
-    promised = [(len(files.log), set())]
-    train(store, lambda listed: promised.append((len(files.log), set(listed))))
-    judge = Judge(memory / "after", require_sound)
-    for point in range(promised[0][0], len(files.log) + 1):
-        kept = [listed for at, listed in promised if at <= point][-1]
-        for there in judge.outcomes(files, point):
-            assert kept <= set(there)
-    assert restore.manifest(store, JOB, THIRD).files[-1].written_by == FIRST
-    assert len(judge.seen) > 40
-
-
-@pytest.mark.parametrize("parity", [None, CODE], ids=["plain", "parity"])
-def test_a_killed_commit_or_removal_leaves_sound_checkpoints_and_the_next_attempt_shares_again(begun, parity):
-    if parity:
-        pytest.importorskip("numpy")
-    for number in itertools.count(1):
-        store, files = begun()
-        promised = [set()]
-        files.dies_at, files.changes = number, 0
-        try:
-            train(store, lambda listed, promised=promised: promised.append(set(listed)), parity)
-        except SimulatedProcessDeath:
-            files.revive()
-        else:
-            break
-        there = require_sound(store)
-        assert promised[-1] <= set(there)
-        attempt = store.acquire_attempt(JOB, "next").number
-        newest = max(there, default=None)
-        commit(store, 4, newest, attempt)
-        assert require_sound(store) == [*there, checkpoint_id(4, 1)]
-        shared = [file.written_by for file in restore.manifest(store, JOB, checkpoint_id(4, 1)).files]
-        assert any(shared) == (newest is not None)
-        assert not list((store.root / JOB).glob(".tmp-*"))
-    assert number > 30
-
-
-@pytest.mark.parametrize("call", ["link", "create", "sync", "rename", "sync_directory"])
-@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EMLINK, errno.EXDEV], ids=errno.errorcode.get)
-def test_an_error_of_any_call_leaves_sound_checkpoints(memory, call, error):
-    failed = 1
-    for nth in itertools.count(1):
-        root = memory / f"{nth}"
-        sound = LocalStore(root)
-        sound.acquire_attempt(JOB, "uid")
-        files = FailingFiles((call,), nth, error)
-        with contextlib.suppress(OSError, HoldfastError):
-            train(LocalStore(root, files))
-        failed = files.failed
-        there = require_sound(sound)
-        if call == "link" and failed:
-            assert there == [SECOND, THIRD], "what cannot be linked is written"
-        if not failed:
-            break
-    assert nth > 2
 
 
 def test_a_second_try_after_a_failed_device_writes_all(memory, monkeypatch):

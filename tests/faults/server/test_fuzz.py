@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Float, Integer, select
 
 from holdfast.protocol import ids
-from holdfast.protocol.field_types import MAX_ATTEMPT, MAX_INTEGER, MAX_ITERATION, MAX_LINEAGE
+from holdfast.protocol.field_types import MAX_ATTEMPT, MAX_INTEGER, MAX_ITERATION, MAX_LINEAGE, RankCheckpointTimes
 from holdfast.protocol.wire import (
     AttemptFinished,
     AttemptStarted,
@@ -27,7 +27,6 @@ from holdfast.protocol.wire import (
     Notice,
     OrderStateChange,
     Origin,
-    RankCheckpointTimes,
     RankTotals,
     RestoreModeReport,
     Samples,

@@ -223,19 +223,20 @@ def balancer() -> Iterator[LoadBalancer]:
 
 @ON_POSTGRES
 @sizes(50, 2)
-def test_one_of_two_servers_may_be_killed_at_any_time(start, fresh_agent, new_database, balancer, size):
+def test_one_of_three_servers_may_be_killed_at_any_time(start, fresh_agent, new_database, balancer, size):
     kills, agents = size
-    servers = [start(), start()]
+    servers = [start() for _ in range(3)]
     balancer.servers = [server.url for server in servers]
-    with told("one of two servers killed") as seconds, Load(balancer.url, fresh_agent, agents) as load:
+    with told("one of three servers killed") as seconds, Load(balancer.url, fresh_agent, agents) as load:
         for number in range(kills):
             load.wait_for(random.randint(1, 4))
-            servers[number % 2].kill()
-            # The other one goes on alone meanwhile.
+            killed = number % len(servers)
+            servers[killed].kill()
+            # The others go on alone meanwhile.
             load.wait_for(1)
             began = time.perf_counter()
-            servers[number % 2] = start("--port", port_of(servers[number % 2].url))
-            ready_again(servers[number % 2].url)
+            servers[killed] = start("--port", port_of(servers[killed].url))
+            ready_again(servers[killed].url)
             seconds.append(time.perf_counter() - began)
         load.wait_for(1)
     print(f"{load.check(new_database)} batches stored, each once")

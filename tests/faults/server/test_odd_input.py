@@ -55,8 +55,12 @@ FORMS = {
     if route.method == "POST"
 }
 QUERIES = {
-    "/": ["search", "owner", "label", "sort", "hide", "page"],
+    "/": ["search", "owner", "label", "archived", "sort", "hide", "page"],
     "/compare": ["job", "metric", "x", "from", "to", "smooth", "log"],
+    "/report": ["since", "project"],
+    "/account": ["since", "by", "project", "owner", "label", "store"],
+    "/fleet/account": ["search", "owner", "label", "archived", "sort", "page"],
+    "/jobs/char-gpt/report": ["since"],
     "/jobs/char-gpt/attempts/1": ["against"],
     "/jobs/char-gpt/annotations/new": ["iteration"],
     "/fleet/live": ["search"],
@@ -83,11 +87,14 @@ def test_every_query_is_tried(client):
         "after", "wait", "from", "to", "points", "limit", "before", "checkpoint", "iteration", "budget", "every",
     }  # fmt: skip
     assert {name for names in FORMS.values() for name in names} == {
-        "action", "admin", "against", "alert", "all_matching", "back", "budget", "checkpoint", "code", "data",
-        "degraded", "edit", "enabled", "every", "expires", "for_seconds", "hold", "iteration", "job", "jobs",
-        "key", "kind", "label", "least_severity", "limit", "max_unsaved_work", "mode", "name", "next", "password",
-        "paused", "person", "pinned", "policy", "present", "project", "retention", "role", "scopes",
-        "seconds", "severity", "skip_to", "target", "text", "token", "version", "window", "write_budget",
+        "action", "admin", "against", "alert", "all_matching", "archived", "back", "batches", "budget",
+        "checkpoint", "code", "data", "degraded", "edit", "enabled", "every", "expires", "fallback",
+        "for_seconds", "group", "hide", "hold", "holds", "iteration", "job", "jobs", "key", "kind", "label",
+        "labels", "least_severity", "limit", "loader", "max_unsaved_work", "mode", "name", "next",
+        "on_trouble", "owner", "password", "paused", "person", "pinned", "policy", "present", "project",
+        "protected", "retention", "role", "runbook", "scopes", "script", "search", "seconds", "severity",
+        "size", "skip_to", "sort", "status", "target", "text", "token", "value", "version", "view", "weight",
+        "window", "write_budget", "writers",
     }  # fmt: skip
 
 
@@ -112,6 +119,7 @@ def test_no_odd_form_breaks_the_server(job, client, step):
     }
     usual |= {"severity": "warning", "jobs": "*"}
     named = {"job": "char-gpt", "checkpoint": POINT, "project": "default", "annotation": "1", "alert": "1"}
+    named |= {"approval": "1"}
     for path, names in FORMS.items():
         address = re.sub(r"{(\w+)(:\w+)?}", lambda match: named.get(match[1], "x"), path)
         for name, value in list(itertools.product(names, ODD))[len(path) % step :: step]:
@@ -121,11 +129,12 @@ def test_no_odd_form_breaks_the_server(job, client, step):
 
 def test_no_odd_json_breaks_the_server(job, client):
     fields = ("iteration", "checkpoint", "key", "budget", "policy", "every", "paused", "retention")
-    fields += ("checkpoint_request", "probe_request")
+    fields += ("checkpoint_request", "probe_request", "protected")
     for field, value in itertools.product(fields, ODD_JSON):
         body = f'{{"{field}": {value}}}'.encode()
         edit = client.patch(f"{JOB}/desired", content=body, headers={"If-Match": '"0"'})
         assert client.post(f"{JOB}/restores", content=body).status_code < 500, body
+        assert client.put(f"{JOB}/protection", content=body).status_code < 500, body
         assert edit.status_code < 500, body
 
 
@@ -140,6 +149,8 @@ def test_no_odd_path_or_header_breaks_the_server(job, client):
     for value in filter(str.strip, ODD):
         for path in ("/jobs/{}", "/api/v1/jobs/{}", f"{JOB}/restores/{{}}", "/api/v1/jobs/{}/desired"):
             assert client.get(path.format(quote(value, safe="")), headers=PAGE).status_code < 500, (path, value)
+        for path in (f"{JOB}/training/{{}}", f"{JOB}/approvals/{{}}/approve", f"{JOB}/approvals/{{}}/decline"):
+            assert client.post(path.format(quote(value, safe=""))).status_code < 500, (path, value)
         for header in ("If-Match", "Origin", "Host", "Cookie", "Authorization", "Sec-Fetch-Site"):
             reply = client.patch(f"{JOB}/desired", json={"budget": 0.1}, headers={header: value.encode()})
             assert reply.status_code < 500, (header, value)

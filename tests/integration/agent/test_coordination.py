@@ -6,7 +6,8 @@ import pytest
 
 from holdfast.checkpoint import restore
 from holdfast.store import open_store
-from holdfast.system.supervisor_channel import EXIT_RELAUNCH, take_relaunch
+from holdfast.system.supervisor_channel import EXIT_RELAUNCH
+from holdfast.system.supervisor_files import take_relaunch
 
 WORLD = 3
 

@@ -122,7 +122,7 @@ def test_a_forked_child_writes_host_state(names: dict[str, Any]) -> None:
     (outcome,) = session.wait(60)
     assert (outcome.iteration, outcome.is_durable) == (1, True)
     found = restore.manifest(open_store(session.store), "in-background", outcome.checkpoint)
-    assert "rank-0.host.safetensors" in {file.name for file in found.files}
+    assert any(".host." in file.name for file in found.files)
 
 
 def test_only_rows_that_changed_are_written(names: dict[str, Any]) -> None:

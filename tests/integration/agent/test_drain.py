@@ -16,8 +16,9 @@ from holdfast.checkpoint import restore
 from holdfast.checkpoint.draining import DrainResult, drain
 from holdfast.checkpoint.scrub import scrub
 from holdfast.engine import draining
-from holdfast.store import Attempt, Lineage, bucket, open_store, open_tiers, s3_connection
+from holdfast.store import Attempt, Lineage, bucket, http_place, open_store, open_tiers
 from holdfast.store.local import LocalWriter
+from holdfast.store.records import HaltNote, newest_halt
 from holdfast.store.tiers import TwoHistories
 from tests.support import object_servers
 from tests.support.clock import FakeClock
@@ -33,7 +34,7 @@ def far(rclone, monkeypatch):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(s3_connection, "REQUESTS_RETRIED_SECONDS", 0.2)
+    monkeypatch.setattr(http_place, "REQUESTS_RETRIED_SECONDS", 0.2)
     monkeypatch.setattr(bucket, "PATIENCE_SECONDS", 0.2)
     monkeypatch.setattr(draining, "RETRY_SECONDS", 0.0)
 
@@ -119,6 +120,7 @@ def copy_here(tries):
         except OSError as error:
             result.problem = str(error)
         tries.append(checkpoint)
+        copy.queue = queue
         return result
 
     return copy
@@ -126,13 +128,15 @@ def copy_here(tries):
 
 def test_an_hour_without_the_bucket_loses_nothing_and_is_reported_once(tmp_path, monkeypatch, caplog, impatient):
     clock, tries = FakeClock(), []
+    copy = copy_here(tries)
     monkeypatch.setattr(draining, "RETRY_SECONDS", 30.0)
     monkeypatch.setattr(draining, "time", SimpleNamespace(monotonic=clock))
-    monkeypatch.setattr(draining.DrainQueue, "_copy", copy_here(tries))
+    monkeypatch.setattr(draining.DrainQueue, "_copy", copy)
 
     def two_minutes_pass(trainer):
         newest = f"{trainer.session.iteration:012d}-1"
-        eventually(lambda: newest in tries, f"a try to copy {newest}")
+        # until a try has ended, its end has the time that it is by then
+        eventually(lambda: newest in tries and not copy.queue._is_running, f"a try to copy {newest}")
         clock.wait(120)
 
     near, options = tmp_path / "near", {"every": 1, "drain_every": 1}
@@ -234,6 +238,16 @@ def test_damage_on_the_local_disk_is_read_from_the_bucket_and_repaired_from_it(t
     assert scrub(tiers, "job", "000000000012-1").state == "repairable"
     assert scrub(tiers, "job", "000000000012-1", repair=True).state == "repaired"
     restore.verify(open_store(near), "job", "000000000012-1")
+
+
+def test_a_pause_is_known_on_another_machine(tmp_path, far):
+    here = open_tiers(open_store(tmp_path / "here"), far)
+    attempt = here.acquire_attempt("job", "first").number
+    here.append("job", HaltNote(attempt=attempt, state="paused", by="ana", order=None, iteration=7, at=1.0))
+    here.share_records("job")
+    there = open_tiers(open_store(tmp_path / "there"), far)
+    there.acquire_attempt("job", "second")
+    assert newest_halt(there, "job") == newest_halt(here, "job")
 
 
 class Interrupted(Exception):

@@ -34,10 +34,11 @@ def test_all_ranks_have_a_checkpoint_or_none_has(launcher, tmp_path, killed):
     assert resumed == [(newest, [rank + 0.0, rank + 1.0, rank + 2.0, rank + 3.0]) for rank in range(WORLD)]
 
 
+@pytest.mark.parametrize("written", ["all", "part"])
 @pytest.mark.parametrize("moment", ["before the write", "within the write", "after the write"])
-def test_a_killed_trainer_leaves_no_child_and_no_half_checkpoint(tmp_path, moment):
+def test_a_killed_trainer_leaves_no_child_and_no_half_checkpoint(tmp_path, moment, written):
     store = tmp_path / "store"
-    command = [sys.executable, "-m", WORKLOADS, store, moment]
+    command = [sys.executable, "-m", WORKLOADS, store, moment, written]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
         line = trainer.stdout.readline()
         assert trainer.wait(60) == -signal.SIGKILL

@@ -21,11 +21,11 @@ from holdfast.save.completion_marker import mapped, markers_of, read_marker, ver
 from holdfast.save.host_buffers import Arena
 from holdfast.save.shared_buffers import SLOT_COUNT, SharedBuffer, SupervisorMemory, claim, slots_in
 from holdfast.save.snapshotter import Snapshotter
-from holdfast.save.writer import _Writing
+from holdfast.save.writer import CheckpointFiles
 from holdfast.state.registry import CapturedState
 from holdfast.store import open_store
 from holdfast.supervisor.crash_commit import rescue
-from holdfast.system import io_pool, supervisor_channel
+from holdfast.system import io_pool, supervisor_channel, supervisor_files
 from holdfast.system.supervisor_channel import PublishedAttempt
 from tests.support import persist_job
 from tests.support.persist_job import JOB, small_state
@@ -74,7 +74,7 @@ class DeadAttempt:
 
 def _seal(run):
     """As whoever writes the checkpoint does, when it has the digests."""
-    _Writing(None, run.draft, run.arena.bytes(run.size_bytes), run.marker).tensors.result()
+    CheckpointFiles(None, run.draft, run.arena.bytes(run.size_bytes), run.marker).tensors.result()
 
 
 def test_a_rescue_commits_an_ordinary_checkpoint_of_the_dead_attempt(folder, tmp_path):
@@ -309,7 +309,7 @@ def test_a_start_that_died_before_it_said_anything_takes_no_snapshot_with_it(sup
     dead.store.acquire_attempt(JOB, "mute")
     assert rescue(supervised, dead.trained) is None
     supervisor_channel.publish_uid("mute")
-    assert rescue(supervised, dead.trained, supervisor_channel.published_uids(supervised)).draft.iteration == 3
+    assert rescue(supervised, dead.trained, supervisor_files.published_uids(supervised)).draft.iteration == 3
 
 
 def test_nothing_is_left_of_memory_that_no_supervisor_holds(tmp_path):
@@ -326,7 +326,7 @@ def test_what_a_killed_supervisor_has_left_goes_with_the_next_one_and_not_what_a
 ):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     program = (
-        "from holdfast.system.supervisor_channel import supervisor_folder\n"
+        "from holdfast.system.supervisor_files import supervisor_folder\n"
         "with supervisor_folder() as folder:\n"
         "    print(folder, flush=True); input()\n"
     )
@@ -341,7 +341,7 @@ def test_what_a_killed_supervisor_has_left_goes_with_the_next_one_and_not_what_a
         killed.kill()
         killed.wait()
         assert abandoned.exists()
-        with supervisor_channel.supervisor_folder() as own:
+        with supervisor_files.supervisor_folder() as own:
             assert {used, own} == set(tmp_path.iterdir())
         living.communicate("\n")
     assert not list(tmp_path.iterdir())

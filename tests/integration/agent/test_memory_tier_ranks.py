@@ -18,7 +18,7 @@ from holdfast.save.host_buffers import Arena
 from holdfast.save.run import NotPrepared
 from holdfast.save.shared_buffers import SLOT_COUNT, SharedBuffer, SupervisorMemory, claim
 from holdfast.save.snapshotter import Snapshotter
-from holdfast.save.writer import _Writing
+from holdfast.save.writer import CheckpointFiles
 from holdfast.state.registry import CapturedState
 from holdfast.store import open_store
 from holdfast.supervisor.crash_commit import rescue
@@ -55,7 +55,7 @@ class DeadMultiRankAttempt:
                 snapshots, captured, iteration, lineage=lineage, attempt=self.attempt, uid=self.uid, rank=rank,
                 world_size=self.world_size, folder=folder,
             )  # fmt: skip
-            _Writing(None, run.draft, run.arena.bytes(run.size_bytes), run.marker).tensors.result()
+            CheckpointFiles(None, run.draft, run.arena.bytes(run.size_bytes), run.marker).tensors.result()
             snapshots.close()
             slot.release()
 

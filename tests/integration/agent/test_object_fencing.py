@@ -57,6 +57,10 @@ class DictionaryBucket:
     def upload(self, name, parts, pace):
         self.put_new(name, b"".join(parts))
 
+    def require_size(self, name, size_bytes, found):
+        if found != size_bytes:
+            raise OSError(f"{name} has {found} of {size_bytes} bytes")
+
     def delete(self, names):
         for name in names:
             self._hand_over()

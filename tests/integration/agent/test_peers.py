@@ -19,6 +19,7 @@ from holdfast.save.shared_buffers import SupervisorMemory
 from holdfast.store import open_store
 from holdfast.system import supervisor_channel
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
+from holdfast_server.queries.recovery import complete_snapshots
 from tests.support.eventually import eventually
 from tests.support.multi_rank import launcher as launcher
 
@@ -69,6 +70,10 @@ def test_when_one_of_three_hosts_is_lost_all_resume_from_what_memory_holds(
     ended = launcher.run(4, WORKLOAD, store=store, before=before, after=after, kind=kind)
     assert [each["start"] for each in ended] == [6] * 4
     assert_exact(ended, expected[4])
+    held = {before[rank]: each["held"].snapshots for rank, each in enumerate(ended) if each["held"] is not None}
+    assert list(held) == [a, b, c], "the first rank of each host reports for it"
+    newest = complete_snapshots(held, 1)[0]
+    assert (newest.iteration, newest.needs) == (6, frozenset()), "no host is needed"
     told = ended[0]["told"]
     assert any("resumed from iteration 6 (kept in memory" in text for text in told)
     assert not [text for each in ended for text in each["told"] if "is not used" in text]

@@ -5,7 +5,10 @@ import signal
 import pytest
 
 import holdfast
-from holdfast.distributed import ranks
+from benchmarks.ranks.world import JOB
+from holdfast.checkpoint import restore
+from holdfast.distributed import ranks, side_group
+from holdfast.store import LocalStore
 from tests.support import rank_communication_workloads
 
 WORLD = 3
@@ -77,6 +80,38 @@ def test_all_that_wait_are_told_at_once_that_a_rank_is_gone(launcher, how, loser
                 assert texts[0].startswith("another rank of this job has ended or does not respond"), texts
 
 
+@pytest.mark.parametrize("how", ["dies", "stops"])
+def test_all_that_wait_for_each_other_name_the_rank_at_the_end(launcher, how):
+    workload = "tests.support.rank_communication_workloads.wait_in_a_chain"
+    with launcher.start(4, workload, how=how) as members:
+        for member in members[:3]:
+            assert member.wait() == 0, member.account()
+            kind, text = member.result()
+            assert kind == "RanksLost"
+            assert text.startswith("another rank of this job has ended or does not respond: rank 3 ("), text
+
+
+def test_a_rank_that_is_late_is_named_by_all_that_wait_for_it(launcher):
+    workload = "tests.support.rank_communication_workloads.wait_in_a_chain"
+    with launcher.start(4, workload, how="late") as members:
+        for member in members[:3]:
+            member.hear(f"rank {member.number} waits for rank 3 to write a checkpoint")
+        members[3].go_on()
+        for member in members[:3]:
+            assert member.wait() == 0, member.account()
+            assert member.result() is None
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8, 16])
+def test_groups_of_processes_commit_over_gloo(launcher, tmp_path, world_size):
+    workload = "tests.support.rank_communication_workloads.commit_checkpoints"
+    launcher.run(world_size, workload, root=str(tmp_path), count=3)
+    store = LocalStore(tmp_path)
+    for checkpoint in store.checkpoints(JOB):
+        assert restore.verify(store, JOB, checkpoint).world_size == world_size
+    assert len(store.checkpoints(JOB)) == 3
+
+
 def test_an_exchange_ends_where_a_broadcast_has_failed_that_is_not_waited_for(launcher):
     with launcher.start(3, "tests.support.rank_communication_workloads.drop_broadcast") as members:
         for member in members[:2]:
@@ -115,14 +150,14 @@ def test_waiting_for_the_others_can_be_interrupted(launcher, where):
 
 @pytest.mark.parametrize("text", ["", "[pair.cc:1] connect [127.0.0.1]:5: Connection refused. This"])
 def test_ranks_that_cannot_connect_are_told_of_the_interface(monkeypatch, text):
-    monkeypatch.setattr(ranks.dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(ranks.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(side_group.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(side_group.dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(
-        ranks.dist, "new_group", lambda **_: rank_communication_workloads.raise_(RuntimeError(text))
+        side_group.dist, "new_group", lambda **_: rank_communication_workloads.raise_(RuntimeError(text))
     )
     told = "other ranks over gloo.*" + ("Connection refused" if text else "RuntimeError") + ".*GLOO_SOCKET_IFNAME"
     with pytest.raises(holdfast.HoldfastError, match=told):
-        ranks.SideGroup()
+        side_group.SideGroup()
 
 
 def test_an_error_of_its_own_is_not_lost_with_a_rank(launcher):

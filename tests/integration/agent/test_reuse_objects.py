@@ -78,10 +78,10 @@ def test_several_ranks_copy_the_structure_that_does_not_change(moto, monkeypatch
     monkeypatch.setattr(
         store.bucket, "upload", lambda name, *rest: (uploaded.append(name), upload(name, *rest))[1]
     )
-    at = {rank: {"parity": ParityCode(2, 1)} for rank in range(3)}
+    at = {rank: {"parity": ParityCode(2, 1), "base": True} for rank in range(3)}
     for iteration in (1, 2):
         assert job.checkpoint(iteration, at=at, number=iteration) == [None] * 3
-    assert sum("structure-" in name for name in uploaded) == 3  # the file and its copies, once
+    assert sum("structure-" in name for name in uploaded) == 3 * 3  # a file of each rank and its copies, once
     store.delete(JOB, job.store.checkpoints(JOB)[0], 1)
     (second,) = store.checkpoints(JOB)
     assert scrub(store, JOB, second).state == "sound"

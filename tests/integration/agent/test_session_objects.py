@@ -2,27 +2,13 @@
 
 import logging
 import os
-import signal
-import subprocess
-import sys
 
 import pytest
 
-from holdfast.store import Lineage, bucket, open_store, s3_connection
+from holdfast.store import Lineage, bucket, http_place, open_store
 from tests.support import object_servers
 from tests.support.object_servers import Rclone, running
-from tests.support.tiny_job import Trainer
-
-TRAIN = """
-import os, signal, sys
-sys.path[:0] = {path!r}
-from tests.support.tiny_job import Trainer
-def killed(trainer):
-    print(*trainer.losses[-1], flush=True)
-    if trainer.session.iteration == {until}:
-        os.kill(os.getpid(), signal.SIGKILL)
-Trainer(sys.argv[1]).run(after=killed)
-"""
+from tests.support.tiny_job import Trainer, killed_in_process
 
 
 @pytest.fixture
@@ -31,17 +17,9 @@ def url(rclone, monkeypatch, tmp_path):
     return object_servers.use(monkeypatch, rclone.address)
 
 
-def train(url, until):
-    """The losses of a training process that is killed after an iteration."""
-    program = TRAIN.format(path=sys.path, until=until)
-    ended = subprocess.run([sys.executable, "-c", program, url], capture_output=True, text=True)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
-    return [(int(iteration), float(loss)) for iteration, loss in map(str.split, ended.stdout.splitlines())]
-
-
 def test_a_killed_job_goes_on_from_its_bucket_as_if_it_had_never_stopped(url, tmp_path):
     whole = Trainer(tmp_path / "whole").run(until=16).crash().losses
-    assert train(url, 13) == whole[:13]
+    assert killed_in_process(url, 13) == whole[:13]
     store = open_store(url)
     assert int(store.checkpoints("job")[-1][:12]) == 12
     resumed = Trainer(url, seed=5).run(until=16)
@@ -77,7 +55,7 @@ def test_a_restore_in_place_takes_its_bytes_from_the_bucket(url):
 
 def test_training_goes_on_while_the_bucket_is_away_and_uses_it_when_it_is_back(tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(s3_connection, "REQUESTS_RETRIED_SECONDS", 0.2)
+    monkeypatch.setattr(http_place, "REQUESTS_RETRIED_SECONDS", 0.2)
     monkeypatch.setattr(bucket, "PATIENCE_SECONDS", 0.2)
     with running(Rclone(tmp_path)) as server:
         url = object_servers.use(monkeypatch, server.address)

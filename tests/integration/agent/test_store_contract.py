@@ -1,4 +1,7 @@
-"""The public contract, for directories, S3 and both as tiers. HOLDFAST_TEST_S3_URL adds a bucket of your own."""
+"""The public contract, for directories, buckets and both as tiers.
+
+HOLDFAST_TEST_STORE_URL adds a bucket of your own, of any service.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,14 @@ from holdfast.store.tiers import TieredStore
 from holdfast.testing import StoreContract
 from holdfast.testing.checkpoints import MIB
 from holdfast.testing.small_checkpoints import FIRST, JOB, joined, prepared
-from tests.support import object_servers
+from tests.support import cloud_servers, object_servers
 
-GIVEN = os.environ.get("HOLDFAST_TEST_S3_URL")
+KINDS = ["directory", "rclone", "moto", "google", "azurite", "tiers"]
+GIVEN = os.environ.get("HOLDFAST_TEST_STORE_URL")
 
 
 class TestStores(StoreContract):
-    @pytest.fixture(params=["directory", "rclone", "moto", "tiers", *(["given"] if GIVEN else [])])
+    @pytest.fixture(params=[*KINDS, *(["given"] if GIVEN else [])])
     def url(self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         if request.param == "directory":
             return str(tmp_path / "store")
@@ -29,7 +33,10 @@ class TestStores(StoreContract):
             return (
                 f"{tmp_path / 'near'}+{object_servers.use(monkeypatch, request.getfixturevalue('moto').address)}"
             )
-        return object_servers.use(monkeypatch, request.getfixturevalue(request.param).address)
+        address = request.getfixturevalue(request.param).address
+        if scheme := {"google": "gs", "azurite": "az"}.get(request.param):
+            return cloud_servers.use(monkeypatch, scheme, address)
+        return object_servers.use(monkeypatch, address)
 
     def unreferenced(self, store: Store) -> list[str]:
         store = store.near if isinstance(store, TieredStore) else store

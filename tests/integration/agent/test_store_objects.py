@@ -13,7 +13,7 @@ import threading
 import pytest
 
 from holdfast.errors import DamagedCheckpoint, Fenced
-from holdfast.store import Lineage, bucket, open_store, read_manifest, s3_connection
+from holdfast.store import Lineage, bucket, http_place, open_store, read_manifest
 from holdfast.store.bucket import Unanswered
 from holdfast.system import io_pool
 from holdfast.testing.small_checkpoints import FILE, FIRST, JOB, SECOND, THIRD, commit, prepared, read
@@ -27,8 +27,8 @@ LARGE = random.Random(1).randbytes(20 * MIB)
 @pytest.fixture
 def impatient(monkeypatch):
     """Gives up after a second what it would try for a minute."""
-    monkeypatch.setattr(s3_connection, "REQUESTS_RETRIED_SECONDS", 1)
-    monkeypatch.setattr(s3_connection, "TRANSFERS_RETRIED_SECONDS", 1)
+    monkeypatch.setattr(http_place, "REQUESTS_RETRIED_SECONDS", 1)
+    monkeypatch.setattr(http_place, "TRANSFERS_RETRIED_SECONDS", 1)
     monkeypatch.setattr(bucket, "PATIENCE_SECONDS", 1)
 
 
@@ -350,16 +350,40 @@ def test_what_pace_raised_is_told_where_the_upload_cannot_be_ended_either(proxy,
     assert proxy.seen("DELETE", "uploadId")
 
 
-def test_an_object_that_is_not_as_long_as_what_was_sent_is_told(proxy, behind):
-    def shorten(request):
-        if request.method == "HEAD":
-            request.path = request.path.replace(FILE, "short")
+def test_files_of_all_processes_are_copied_from_a_checkpoint_without_a_list(store, monkeypatch):
+    writer = store.begin(JOB, FIRST, 1, 14)
+    there = open_store(store.url)
+    for process, file in ((store, FILE), (there, "other")):
+        joined = process.join(JOB, FIRST, 1, writer.folder, 7)
+        joined.write(file, [b"tensors"])
+        joined.make_durable()
+    writer.commit(b"{}")
+    second = store.begin(JOB, SECOND, 1, 14)
+    part = there.join(JOB, SECOND, 1, second.folder, 7)
+    part.copy_file(JOB, FIRST, FILE, only_link=True, size_bytes=7)  # of the other process
+    with monkeypatch.context() as without_lists:
+        without_lists.setattr(store, "find", lambda *_: pytest.fail("a list was requested"))
+        second.copy_file(JOB, FIRST, "other", only_link=True, size_bytes=7)
+    second.copy_file(JOB, FIRST, FILE, only_link=True, size_bytes=7)
+    second.commit(b"{}")
+    assert [name.rpartition("/")[2] for name in objects(store) if f"/{SECOND}/" in name] == sorted(
+        [FILE, "other", "manifest.json"]
+    )
 
-    writer = behind.begin(JOB, FIRST, 1, 7)
-    behind.bucket.upload(f"{JOB}/{FIRST}/00000001/short", [b"ten"], None)
-    proxy.rules.append(shorten)
+
+def test_an_object_that_is_not_as_long_as_what_was_sent_is_not_committed(store):
+    writer = store.begin(JOB, FIRST, 1, 7)
+    writer.write(FILE, [b"tensors"])
+    store.bucket.upload(f"{JOB}/{FIRST}/00000001/{FILE}", [b"ten"], None)
     with pytest.raises(OSError, match=r"received 7 bytes for .* but stores 3"):
-        writer.write(FILE, [b"tensors"])
+        writer.commit(b"{}")
+    assert store.checkpoints(JOB) == []
+    joined = store.join(JOB, FIRST, 1, writer.folder, 7)
+    joined.write("other", [b"tensors"])
+    joined.make_durable()
+    store.bucket.upload(f"{JOB}/{FIRST}/00000001/other", [b"ten"], None)
+    with pytest.raises(OSError, match=r"received 7 bytes for .* but stores 3"):
+        joined.make_durable()
 
 
 # Processes that die
@@ -386,7 +410,6 @@ print("durable", flush=True)
         ("POST", "uploads="),
         ("PUT", "partNumber=2"),
         ("POST", "uploadId="),
-        ("HEAD", FILE),
         ("PUT", "manifest.json"),
         (None, None),
     ],
@@ -580,7 +603,7 @@ def test_a_server_that_is_not_there(impatient, at):
 
 
 def test_a_server_that_does_not_answer(impatient, at, monkeypatch):
-    monkeypatch.setattr(s3_connection, "REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr(http_place, "REQUEST_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         assert refusal(at(address)) == (errno.ETIMEDOUT, f"{address} did not answer in time")

@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.supervisor.hang_detector import HangDetector, RestartProgress
 from holdfast.supervisor.restart_limits import RestartLimits
-from holdfast.system import supervisor_channel
+from holdfast.system import supervisor_channel, supervisor_files
 from holdfast.system.processes import describe_exit, shell_status
 from tests.support.eventually import eventually
 from tests.support.foreign_servers import other_server
@@ -599,6 +599,19 @@ def test_while_few_iterations_are_known_the_usual_one_is_as_long_as_the_longest_
     assert detector.typical_seconds == 1.0
 
 
+def test_a_pause_is_no_hang_and_no_iteration() -> None:
+    detector = HangDetector(5.0, 1.0, began=0.0)
+    for number in range(1, 9):
+        detector.update(number, float(number))
+    detector.update(-8, 9.0)
+    assert not detector.is_hung(1e9)
+    detector.update(8, 1000.0)
+    assert not detector.is_hung(1004.0)
+    assert detector.is_hung(1006.0)
+    detector.update(9, 1001.0)
+    assert detector.typical_seconds == 1.0
+
+
 def test_nothing_hangs_where_nobody_wants_to_know() -> None:
     detector = HangDetector(0.0, 0.0, began=0.0)
     for number in range(1, 9):
@@ -618,7 +631,7 @@ def test_folders_that_others_have_made_look_like_a_supervisors_are_left_alone(tm
     piped = tmp_path / "holdfast-run-own"
     piped.mkdir()
     (piped / "supervisor.lock").touch()
-    supervisor_channel._remove_abandoned_folders(tmp_path)
+    supervisor_files._remove_abandoned_folders(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "away", "holdfast-run-elsewhere", "holdfast-run-linked", "target",
     ]  # fmt: skip
@@ -631,5 +644,5 @@ def test_a_folder_of_another_user_is_not_removed(tmp_path: Path) -> None:
     theirs.mkdir()
     (theirs / "supervisor.lock").touch()
     os.chown(theirs, 12345, 12345)
-    supervisor_channel._remove_abandoned_folders(tmp_path)
+    supervisor_files._remove_abandoned_folders(tmp_path)
     assert theirs.exists()

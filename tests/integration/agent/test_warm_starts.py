@@ -251,6 +251,20 @@ def test_what_a_script_sets_before_an_import_makes_the_start_cold(
     assert trainer.log.count("restarting it") == 1
 
 
+def test_what_a_script_sets_before_it_imports_holdfast_leaves_the_first_restart_warm(trainer: WarmTrainer) -> None:
+    """As `seed_everything` of Lightning does, before the entry point of Holdfast is loaded."""
+    trainer.package("special", HEAVY)
+    before = "import heavy\nos.environ['SEED'] = '1'\nimport holdfast.units\nimport special"
+    body = "(folder / 'special').write_text(f'{special.PID == os.getpid()} {os.environ[\"SEED\"]}')\n"
+    assert trainer.run(body, before=before) == 0
+    assert trainer.is_warm(2)
+    assert (trainer.folder / "special").read_text() == "True 1"
+    assert (
+        "imported anew at each start: holdfast (os.environ['SEED'] was changed before its import)" in trainer.log
+    )
+    assert "cold: " not in trainer.log
+
+
 @pytest.mark.parametrize(
     ("effect", "reason"),
     [

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import get_args
 
 import httpx2
 import msgspec
@@ -33,6 +34,9 @@ from holdfast.client import (
 from holdfast.format.parity_file import ParityCode
 from holdfast.protocol.fleet import BulkChange, Fleet
 from holdfast.protocol.jobs import Order
+from holdfast.protocol.orders import HaltAction
+from holdfast.protocol.value_rules import define
+from holdfast.protocol.values import ValueReport
 from holdfast.protocol.wire import AttemptStarted, Batch, Checkpoint, Samples
 from holdfast.server_link import administration
 from holdfast.server_link.http_client import FIRST_BACKOFF_SECONDS
@@ -42,13 +46,14 @@ from tests.support import handmade_checkpoints
 
 ROOT = Path(__file__).resolve().parents[3]
 FOR_AGENTS = {("POST", "/ingest")}
-FILES = "/jobs/{job}/export/"
+FILES = ("/jobs/{job}/export/", "/account.csv")
 """To be downloaded, by a browser or with curl."""
 
 
 def test_every_operation_that_is_not_for_agents_has_a_method(client):
     source = inspect.getsource(client_module) + inspect.getsource(administration)
     said = set(re.findall(r'"(/[a-z{][^"?]*)"', source))
+    said |= {path.replace("{action}", action) for path in said for action in get_args(HaltAction)}
     for path, methods in client.app.openapi()["paths"].items():
         for method in methods:
             asked = (method.upper(), path.removeprefix("/api/v1"))
@@ -82,6 +87,7 @@ def address(tmp_path_factory) -> Iterator[str]:
                 at=1.79e9, id="000000000010-1", iteration=10, lineage=1, kind="scheduled", state="durable",
                 payload_bytes=1000,
             ),
+            ValueReport(at=1.79e9, **place, definition=define("lr_scale", 1.0, 0.01, 10.0, ()), value=1.0),
         ],
     )  # fmt: skip
     httpx2.post(
@@ -97,6 +103,23 @@ def address(tmp_path_factory) -> Iterator[str]:
     listener.close()
 
 
+def test_a_value_is_listed_and_changed_from_the_command_line(address):
+    def run(*arguments):
+        return CliRunner().invoke(cli, ["value", "char-gpt", *arguments, "--server", address])
+
+    client = Client(address)
+    assert run().stdout == "lr_scale 1, allowed 0.01 to 10\n"
+    assert run("lr_scale", "0.5").stdout == "lr_scale 0.5: not delivered yet\n"
+    assert run("lr_scale").stdout == "lr_scale 1, allowed 0.01 to 10; 0.5 requested\n"
+    (value,) = json.loads(run("--json").stdout)
+    assert value["changes"][0]["value"] == 0.5
+    refused = run("lr_scale", "20")
+    assert (refused.exit_code, "lr_scale is 0.01 to 10, not 20" in refused.stderr) == (2, True)
+    assert run("other").exit_code == run("other", "1").exit_code == 1
+    assert client.set_value("char-gpt", "lr_scale", 2).changes == client.values("char-gpt")[0].changes
+    assert run("lr_scale", "default").stdout == "lr_scale 1 (script): not delivered yet\n"
+
+
 def test_each_method_reads_what_the_server_answers(address):
     client = Client(address)
     assert [job.job for job in client.jobs()] == ["char-gpt"]
@@ -108,7 +131,7 @@ def test_each_method_reads_what_the_server_answers(address):
     assert list(drawn.metrics) == ["loss"]
     assert client.goodput("char-gpt").job == client.ranks("char-gpt").job == client.plan("char-gpt").job
     assert client.notices("char-gpt", limit=5) == []
-    assert client.edit("char-gpt", every=50).every == client.edits("char-gpt")[0].version * 50
+    assert client.edit("char-gpt", every=50).version == client.edits("char-gpt")[0].version
     assert client.preview_settings("char-gpt", budget=0.02).plan is None
     assert client.preview_restore("char-gpt", "000000000010-1").to_iteration == 10
     order = client.restore("char-gpt", checkpoint="000000000010-1", key="once")
@@ -249,7 +272,7 @@ class _MoodyHandler(BaseHTTPRequestHandler):
 
 
 BUSY = (503, b'{"error": "unavailable", "message": "busy"}', {"Retry-After": "1"})
-NO_JOBS = Fleet(jobs=[], page=1, pages=1, size=50, total=0, counts={}, projects=[])
+NO_JOBS = Fleet(jobs=[], page=1, pages=1, size=50, total=0, counts={}, projects=[], archived=0)
 JOBS = (200, msgspec.json.encode(NO_JOBS), {})
 
 

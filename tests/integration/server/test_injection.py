@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from itertools import product
 
 import pytest
-from sqlalchemy import String, bindparam, delete, update
+from sqlalchemy import String, bindparam, delete, func, select, update
 
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.protocol.wire import (
@@ -68,8 +68,9 @@ PLAIN = "plain words"
 POINT = checkpoint_id(4, 1)
 
 FREE = {
-    "alert_channels": {"name", "target", "created_by"},
+    "alert_channels": {"name", "target", "owner", "created_by"},
     "alert_deliveries": {"error"},
+    "alert_notes": {"who", "text"},
     "alert_rules": {"changed_by", "jobs"},
     "alerts": {"acknowledged_by", "message", "resolved_why", "silenced_by", "subject"},
     "attempts": {"finished", "host", "previous_exit", "restore_reason", "resumed_from"},
@@ -103,7 +104,7 @@ PAGES = sorted(
 HOSTILE = ("javascript:", "//", "data:")
 ADDRESSES = ("href", "src", "action", "hx-get", "hx-post")
 
-OF_ALL_JOBS = ("/alerts", "/alerts/live", "/fleet/live")
+OF_ALL_JOBS = ("/alerts", "/alerts/live", "/fleet/live", "/report")
 """They grow with every job that a test has: on them is nothing that acts."""
 
 
@@ -184,6 +185,9 @@ class Site:
             ])  # fmt: skip
             session.flush()
             session.add(
+                models.AlertNoteRecord(alert=_alert_of(session, job), at=at, who="", kind="comment", text="")
+            )
+            session.add(
                 models.OrderTransitionRecord(order_id=f"order-{job}", state="failed", at=at, who="", reason="")
             )
             session.flush()
@@ -237,7 +241,11 @@ class Site:
     def pages(self, job: str, browser: dict[str, str], asked: str) -> dict[str, tuple[str, int]]:
         """By template of their address, every page there is, for one job; `asked` is what its address asks for."""
         found = {}
-        known = {"job": job, "project": "default", "checkpoint": POINT, "order": f"order-{job}"}
+        with self.stage.db.read() as session:
+            alert = str(_alert_of(session, job))
+        known = {
+            "job": job, "project": "default", "checkpoint": POINT, "order": f"order-{job}", "alert": alert,
+        }  # fmt: skip
         for template in PAGES:
             path = re.sub(r"{(\w+)}", lambda name: known.get(name[1], "x"), template)
             query = {"job": job, "who": asked, "next": asked, "budget": asked, "code": asked}
@@ -247,6 +255,10 @@ class Site:
             assert reply.status_code < 500, (template, reply.status_code)
             found[template] = (reply.text, reply.status_code)
         return found
+
+
+def _alert_of(session, job: str) -> int:
+    return session.scalar(select(func.min(models.AlertRecord.id)).where(models.AlertRecord.job == job))
 
 
 def judged(site: Site, make_agent, payloads) -> list[tuple[str, str]]:

@@ -12,10 +12,10 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from holdfast.client import Client
+from holdfast.protocol.field_types import RankCheckpointTimes
 from holdfast.protocol.wire import (
     AttemptStarted,
     Checkpoint,
-    RankCheckpointTimes,
     TensorNorms,
     VerificationReport,
 )
@@ -34,8 +34,10 @@ PAGES = [
     "/compare?job=accessible&job=ended&metric=loss&metric=grad_norm&smooth=0.6",
     "/?status=running&sort=overhead", "/login", "/alerts", "/alerts?state=all", "/audit",
     "/settings", "/projects/default/alert-rules",
-    "/projects/default/alert-channels", JOB, "/jobs/ended", "/jobs/unknown", f"{JOB}/plan", f"{JOB}/plan?budget=x",
-    f"{JOB}/goodput?window=all", f"{JOB}/stalls", f"{JOB}/ranks", f"{JOB}/attempts", f"{JOB}/attempts/2",
+    "/projects/default/alert-channels", "/report", f"{JOB}/report?since=7d",
+    JOB, "/jobs/ended", "/jobs/unknown", f"{JOB}/plan", f"{JOB}/plan?budget=x",
+    f"{JOB}/goodput?window=all", f"{JOB}/stalls", f"{JOB}/ranks", f"{JOB}/log",
+    f"{JOB}/attempts", f"{JOB}/attempts/2",
     f"{JOB}/restore?iteration=401",
     f"{JOB}/restore?checkpoint={POINT}", f"{JOB}/checkpoints/{POINT}?with=000000000360-1",
     f"{JOB}/checkpoints/000000000360-1?with={POINT}", f"{JOB}/checkpoints/000000000320-1",
@@ -242,7 +244,9 @@ def test_no_state_of_a_page_has_a_violation(open_page: Open, busy: Served, theme
     page.goto(busy.url + "/")
     page.get_by_label("Select ended").check()
     sound(page, "jobs that are ticked")
-    page.get_by_role("textbox", name="Budget").fill(str(5 + LOOKS.index((theme, width))))  # a new one each time
+    page.get_by_role("textbox", name="Budget", exact=True).fill(
+        str(5 + LOOKS.index((theme, width)))
+    )  # a new one each time
     page.get_by_role("button", name="Set…").click()
     confirm = page.get_by_role("button", name="Set the budget of 1 job")
     expect(confirm).to_be_visible()

@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import expect
 from starlette.testclient import TestClient
 
+from holdfast.client import Client
 from holdfast_server.alerts import evaluation
 from tests.support.fake_agent import FakeAgent, over_client
 from tests.support.web_fixtures import NOW
@@ -62,6 +63,55 @@ def test_a_click_on_what_has_just_resolved_shows_what_is_so(client, silent):
 def test_no_one_is_sent_elsewhere_by_a_form(client, silent):
     reply = client.post(f"/jobs/char-gpt/alerts/{silent}/acknowledge", data={"back": "//elsewhere.example/"})
     assert reply.headers["location"] == "/"
+
+
+def test_an_alert_has_a_page_with_its_course_and_its_comments(client, silent, clock):
+    page = client.get(f"/alerts/{silent}")
+    assert (page.status_code, f'href="/alerts/{silent}"' in client.get("/alerts").text) == (200, True)
+    assert 'id="acknowledge"' in page.text
+    reply = client.post(f"/jobs/char-gpt/alerts/{silent}/comment", data={"text": "rack 3 is <down>"})
+    assert (reply.status_code, reply.headers["location"]) == (303, f"/alerts/{silent}")
+    assert "rack 3 is &lt;down&gt;" in client.get(f"/alerts/{silent}/live").text
+    refused = client.post(f"/jobs/char-gpt/alerts/{silent}/comment", data={"text": " "})
+    assert (refused.status_code, "a comment has 1 to" in refused.text) == (422, True)
+    for action, data in (("silence", {"seconds": "3600"}), ("acknowledge", {})):
+        clock.now += 1
+        client.post(f"/jobs/char-gpt/alerts/{silent}/{action}", data=data)
+    steps = client.get(f"/api/v1/alerts/{silent}").json()["steps"]
+    assert [(step["state"], step.get("who"), step["text"]) for step in steps] == [
+        ("fired", None, "critical"), ("comment", "operator", "rack 3 is <down>"),
+        ("silenced", "operator", "for 1 h"), ("acknowledged", "operator", ""),
+    ]  # fmt: skip
+    assert client.get("/alerts/999").status_code == 404
+
+
+def test_alerts_of_a_group_are_on_each_others_pages_and_acknowledged_at_once(client, clock):
+    for job in ("a", "b"):
+        agent = FakeAgent(over_client(client), job=job, started_at=NOW - 60)
+        agent.start()
+        agent.train(3)
+        agent.send()
+    clock.now += 200
+    evaluation.evaluate(client.app.state.services.database, clock.now)
+    first, second = (alert["id"] for alert in client.get("/api/v1/alerts").json()["alerts"])
+    page = client.get(f"/alerts/{first}").text
+    assert "Sent in the same messages" in page
+    assert f'href="/alerts/{second}"' in page
+    client.post("/alerts/acknowledge", data={"alert": [first, second]})
+    assert "Acknowledge the group" not in client.get(f"/alerts/{first}").text
+
+
+def test_a_rule_counts_its_alerts_and_has_a_runbook_on_their_pages(client, silent):
+    url = "https://wiki.example.org/silent"
+    form = {"severity": "critical", "limit": "2 min", "for_seconds": "0 s", "jobs": "*", "enabled": "on"}
+    assert client.post(f"{RULES}/silent", data=form | {"runbook": url}).status_code == 303
+    row = re.search(r'<tr class="rule" id="rule-silent".*?</tr>', client.get(RULES).text, re.DOTALL)
+    assert row
+    assert re.search(r'rule=silent">1</a>', row[0])
+    assert f'value="{url}"' in row[0]
+    assert f'href="{url}"' in client.get(f"/alerts/{silent}").text
+    refused = client.post(f"{RULES}/silent", data=form | {"runbook": "javascript:alert(1)"})
+    assert refused.status_code == 422
 
 
 def test_a_rule_is_changed_and_put_back_on_its_page(client):
@@ -166,10 +216,11 @@ def test_alerts_are_grouped_by_job_and_filtered_by_state_and_rule(client, clock)
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize("width", [1440, 1024, 390])
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_pages_fit_and_break_no_rule_of_ours(open_page, width, theme):
-    for path in ("/alerts", "/alerts?state=all", RULES, CHANNELS):
+def test_the_pages_fit_and_break_no_rule_of_ours(open_page, served, width, theme):
+    alerts = Client(served.url).alerts.find(history=True)
+    for path in ("/alerts", "/alerts?state=all", RULES, CHANNELS, *(f"/alerts/{row.id}" for row in alerts[:1])):
         page = open_page(path, width=width, theme=theme)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path
 
@@ -190,3 +241,29 @@ def test_an_alert_appears_and_is_acknowledged_on_an_open_page(open_page, served)
     expect(alert).to_have_attribute("data-state", "firing")
     alert.get_by_role("button", name="Acknowledge").click()
     expect(alert).to_have_attribute("data-state", "acknowledged")
+
+
+@pytest.mark.browser
+def test_from_the_page_of_an_alert_one_acknowledges_comments_and_restores(open_page, served):
+    client = Client(served.url)
+    client.alerts.change_rule("loss_nan", for_seconds=0)
+    agent = served.agent("diverges", started_at=time.time() - 600)
+    agent.start()
+    agent.train(400, nan_at=range(390, 1000))
+    agent.send()
+    page = open_page("/jobs/diverges")
+    alert = page.locator("#alerts .alert", has_text="Loss not finite")
+    expect(alert).to_have_attribute("data-state", "firing")
+    alert.get_by_role("link", name="Loss not finite").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Loss not finite")
+    expect(page.locator("#connection")).to_have_attribute("data-state", "live")
+    page.get_by_role("button", name="Acknowledge Loss not finite of diverges").click()
+    expect(page.locator("#alert > div > .alerts > .alert")).to_have_attribute("data-state", "acknowledged")
+    expect(page.locator(".course")).to_contain_text("Acknowledged")
+    page.get_by_label("Comment").fill("the data of shard 7 are broken")
+    page.get_by_role("button", name="Add comment").click()
+    expect(page.locator(".course .comment", has_text="shard 7")).to_be_visible()
+    page.get_by_role("link", name=re.compile("^Restore to ")).click()
+    expect(page.get_by_role("heading", name=re.compile("Restore"))).to_be_visible()
+    (found,) = client.alerts.find(job="diverges")
+    assert found.acknowledged_by == "operator"

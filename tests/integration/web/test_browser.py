@@ -424,7 +424,7 @@ def test_an_interval_a_pause_and_a_checkpoint_are_acknowledged(open_page: Open, 
     for name in ("interval", "checkpoint", "pause", "probe"):
         expect(page.locator(f"#change-{name}")).to_contain_text("applied at iteration 988")
     expect(page.get_by_role("button", name="Resume checkpoints")).to_be_visible()
-    expect(page.get_by_text("30 ms fetching and 12 ms preparing")).to_be_visible()
+    expect(page.locator("#history").get_by_text("30 ms fetching and 12 ms preparing")).to_be_visible()
     # by key, since lines that appear above may move the button away from a pointer
     page.get_by_role("button", name="Back to automatic", exact=True).press("Enter")
     expect(page.locator("#change-interval")).to_contain_text("saved v5")

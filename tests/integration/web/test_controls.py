@@ -9,6 +9,8 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
+from holdfast.protocol.value_rules import define
+from holdfast.protocol.values import ValueReport
 from tests.support.fake_agent import FakeAgent
 from tests.support.web_fixtures import Served
 
@@ -258,3 +260,43 @@ def test_the_steps_of_a_restore_stay_open_while_the_page_is_refreshed(open_page:
     restored(agent, 40)
     expect(page.locator("#history li").filter(has_text="to 40")).to_be_visible()
     expect(first).not_to_have_attribute("open", "")
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1440, "light"), (390, "dark")])
+def test_an_operator_lowers_a_value_and_takes_it_back(
+    open_page: Open, agent: FakeAgent, width: int, theme: str
+) -> None:
+    definition = define("lr_scale", 1.0, 0.01, 10.0, ())
+
+    def report(value: float, change: str | None = None) -> None:
+        here = {"at": agent.at, "iteration": agent.iteration, "lineage": agent.lineage}
+        is_default = value == definition.default
+        agent.events.append(
+            ValueReport(**here, definition=definition, value=value, is_default=is_default, change=change)
+        )
+        agent.train(1)
+        agent.send()
+
+    page = live(open_page, agent, width=width, theme=theme)
+    report(1.0)  # the page is open already
+    field, line = page.get_by_label("lr_scale", exact=True), page.locator("#change-value-1")
+    field.fill("20")
+    page.get_by_role("button", name="Apply lr_scale").click()
+    expect(page.locator("#value-1-error")).to_have_text("lr_scale is 0.01 to 10, not 20")
+    slider = page.locator("#value-1-range")
+    slider.evaluate("slider => { slider.value = 566; slider.dispatchEvent(new Event('input', {bubbles: true})) }")
+    expect(field).to_have_value("0.5")
+    page.get_by_role("button", name="Apply lr_scale").click()
+    expect(line).to_contain_text("saved → waiting for delivery")
+    (change,) = agent.desired().values
+    ask_for_more(agent, agent.desired().version)
+    expect(line).to_contain_text("delivered")
+    report(0.5, change.id)
+    expect(line).to_contain_text("applied at iteration 201")
+    expect(page.locator("#in-force-1")).to_have_text("In force: 0.5")
+    history = page.locator("#value-history")
+    expect(history).to_contain_text("lr_scale 1 (script) → 0.5")
+    history.get_by_role("button", name="Undo").click()
+    expect(line).to_contain_text("saved → waiting for delivery")
+    assert [each.value for each in agent.desired().values] == [None]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width

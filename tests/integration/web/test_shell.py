@@ -77,6 +77,9 @@ def test_a_skip_link_leads_to_the_controls(open_page: Open, served: Served) -> N
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to controls")).to_be_focused()
     page.keyboard.press("Enter")
+    expect(page.locator("#controls")).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Guide: Overhead budget")).to_be_focused()
     page.keyboard.press("Tab")
     expect(page.get_by_label("Budget", exact=True)).to_be_focused()
 

@@ -155,7 +155,7 @@ def test_what_is_disabled_is_said_once_and_unknown_names_list_the_known(
     job.close()
     assert said[:2] == [
         ("info", f"{VARIABLE} switches off planes: {STRATEGIES['planes']}"),
-        ("info", f"{VARIABLE} switches off the policy young-daly: checkfreq decides in its place"),
+        ("info", f"{VARIABLE} switches off the policy young-daly: checkfreq replaces it"),
     ]
     known = ", ".join([*STRATEGIES, *sorted({*policy_names()} - {"checkfreq", "fixed"})])
     wrong = [f"{VARIABLE}={name!r} has no effect: the names are {known}" for name in ("checkfreq", "plains")]

@@ -20,32 +20,51 @@ RIM = {
     "client": ["client"],
     "codecs": ["codecs"],
     "commands": ["commands"],
-    "encoded-files": ["checkpoint.decoding", "save.compression"],
-    "incremental": ["incremental", "save.layered_files"],
+    "encoded-files": ["checkpoint.decoding", "format.file_transforms", "save.compression"],
+    "incremental": ["incremental", "save.forked_rows", "save.layered_files"],
     "host-state": ["save.forked_image", "save.host_state", "system.memory_maps"],
     "integrations": ["integrations"],
     "inventory": ["inventory"],
     "loss-curve": ["pacing.coci", "pacing.loss_curve"],
     "maintenance": [
-        "checkpoint.drill", "checkpoint.export", "checkpoint.forking", "checkpoint.garbage_collection",
-        "checkpoint.scrub",
+        "checkpoint.dcp_import", "checkpoint.drill", "checkpoint.export", "checkpoint.forking",
+        "checkpoint.garbage_collection", "checkpoint.scrub", "checkpoint.sharded_export",
     ],
     "memory-tier": ["memory_tier", "save.completion_marker", "save.shared_buffers"],
     "on-request": [
-        "checkpoint.verification", "data.digests", "data.loading_probe", "engine.probing",
-        "engine.verification_queue", "protocol.jobs", "state.ddp_buckets",
+        "checkpoint.verification", "data.digests", "data.empty_epochs", "data.loading_probe",
+        "data.sampler_values", "engine.probing", "engine.verification_queue", "protocol.jobs", "state.ddp_buckets",
     ],
-    "object-stores": ["store.bucket", "store.object_keys", "store.objects", "store.s3", "store.s3_connection"],
+    "object-stores": [
+        "store.bucket", "store.gcs_and_azure", "store.http_place", "store.object_keys", "store.objects",
+        "store.s3", "store.s3_connection",
+    ],
+    "datasets": ["data.sampled", "data.streams"],
+    "loops": ["data.foreign_cursors", "engine.skipped_epochs"],
     "drain": ["checkpoint.draining", "engine.draining", "store.tiers"],
+    "parity": ["format.important", "format.parity_stripes", "save.parity"],
     "peers": ["peers"],
+    "ranks": [
+        "distributed.side_group", "distributed.wait_reports", "engine.rank_coordination",
+        "format.merged_ranks", "format.resharding", "save.two_phase_commit", "state.sharded_tensors",
+    ],
+    "restores-in-place": ["engine.in_place_restore", "engine.left_out_data"],
+    "pipelines": ["state.stage_selection", "state.stages", "telemetry.metrics_relay"],
+    "schedules": ["state.schedules"],
     "simulation": ["simulation", "pacing.what_if"],
-    "supervisor": ["supervisor", "engine.earlier_start", "system.published_imports"],
+    "supervisor": [
+        "supervisor", "engine.earlier_start", "system.processes", "system.published_imports",
+        "system.supervisor_files",
+    ],
+    "store-shares": ["store_share"],
     "testing": ["testing"],
+    "values": ["engine.live_values", "learning_rate", "protocol.value_rules"],
+    "halts": ["engine.halting"],
     "trouble": ["engine.trouble_rule", "telemetry.loss_watch"],
 }  # fmt: skip
 ALL = "all"
 CASES = RIM | {ALL: [each for names in RIM.values() for each in names]}
-MOST_MODULES, MOST_LINES = 128, 17_590
+MOST_MODULES, MOST_LINES = 126, 16_150
 """Size of the core. Lower both as it shrinks. A change that would raise one belongs in the rim."""
 PROGRAM = """
 import importlib.abc, json, os, sys

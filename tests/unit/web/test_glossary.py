@@ -13,16 +13,20 @@ TEMPLATES = sorted(STATIC.parent.rglob("*.html"))
 SCRIPTS = sorted(path for path in STATIC.rglob("*.js") if "vendor" not in path.parts)
 
 PLAIN = {
-    "action", "actor", "address", "after", "afterwards", "before", "browser", "category", "cause", "change",
-    "continue", "continue as a new job", "created", "data", "definition", "deleted", "duration", "elements", "end",
-    "estimated time", "events", "expires", "free space", "from", "gpu-hours/day lost vs. optimum", "history",
-    "host", "kept", "last seen", "last sign-in", "last used", "longest iteration", "longest stall", "loss",
-    "lost",
-    "lowest", "maximum", "maximum per step", "name", "nan", "newest readable checkpoint", "now", "object",
-    "other norm", "owner", "people", "permissions", "person", "position in the total", "rate", "reason",
+    "action", "actor", "address", "age", "after", "afterwards", "before", "browser", "category", "cause", "change",
+    "continue", "continue as a new job", "created", "data", "definition", "deleted", "down", "duration",
+    "elements", "end", "estimated time", "events", "expires", "free space", "from", "gpu-hours",
+    "gpu-hours/day lost vs. optimum", "history", "host", "if", "kept", "last seen", "last sign-in", "last used",
+    "longest iteration", "longest stall", "loss", "lost", "lowest", "maximum", "maximum per step", "name",
+    "nan", "newest readable checkpoint", "now", "object", "other norm", "owner", "people", "permissions",
+    "person", "place and its newest iteration", "position in the total", "productive", "rate", "reason",
+    "resumes from",
     "repeat", "result", "revoke", "row", "scope", "share", "sign out", "sign-in method", "signed in", "size",
-    "started", "state", "taken", "tensor", "this attempt", "time", "to", "total", "undo", "value", "vs. median",
-    "wait for checkpoints", "wait for data", "wait for ranks", "when",
+    "started", "state", "taken", "tensor", "this attempt", "time", "to", "total", "undo", "value", "verified",
+    "vs. median",
+    "a restart", "changed", "enabled", "fired", "first", "free", "full in", "jobs writing", "limit", "linked",
+    "next start", "saved", "severity", "store", "stored", "then", "wait for checkpoints", "wait for data",
+    "wait for ranks", "waiting", "when", "written per hour", "written",
 }  # fmt: skip
 """Labels that need no definition."""
 LABELS = re.compile(

@@ -8,6 +8,8 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
+from holdfast.protocol.field_types import ChangedTensor
+from holdfast.protocol.ids import checkpoint_id
 from holdfast.protocol.verdicts import VerdictLevel
 from holdfast.protocol.wire import AttemptFinished, IntervalDecision, Inventory, OutputReport
 from holdfast_web.shared.render import _environment, tab_icon
@@ -302,6 +304,35 @@ def test_the_page_of_a_compressed_checkpoint_has_its_size_before_compression(
     agent.send()
     page = " ".join(re.sub(r"<[^>]+>", " ", client.get(f"/jobs/char-gpt/checkpoints/{made.id}").text).split())
     assert "8.3 GB compressed, 10 GB uncompressed" in page
+
+
+def test_the_page_of_an_incremental_checkpoint_has_its_changed_rows_by_tensor(
+    client: TestClient, agent: FakeAgent
+) -> None:
+    agent.train(1)
+    rows = ChangedTensor(
+        name="model.weight",
+        rows=400_000,
+        row_bytes=128,
+        changed_rows=2_000,
+        stored_rows=6_000,
+        size_bytes=51_200_000,
+    )
+    changed = [rows, msgspec.structs.replace(rows, name="x" * 2000)]
+    agent.open.clear()
+    made = msgspec.structs.replace(agent._checkpoint("scheduled"), state="durable", changed=changed)
+    agent.events.append(made)
+    agent.send()
+    page = " ".join(re.sub(r"<[^>]+>", " ", client.get(f"/jobs/char-gpt/checkpoints/{made.id}").text).split())
+    assert (
+        "Changed rows Tensor Rows Changed Written Linked model.weight 400,000 2,000 0.5 % 768 kB 50.4 MB" in page
+    )
+    assert "xxx" not in page, "a name that is too long"
+    assert "less is sent, but not less is stored" in page
+    assert "Changed rows" not in client.get(f"/jobs/char-gpt/checkpoints/{checkpoint_id(400, 1)}").text
+    listed = client.get("/api/v1/jobs/char-gpt/checkpoints").json()["checkpoints"]
+    (found,) = (each["changed"] for each in listed if each["id"] == made.id)
+    assert [(each["name"], each["changed_rows"]) for each in found] == [("model.weight", 2_000)]
 
 
 def ended(agent: FakeAgent, reason: str) -> None:

@@ -8,6 +8,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from holdfast.protocol import wire
+from holdfast.protocol.value_rules import define
+from holdfast.protocol.values import ValueReport
 from tests.support.fake_agent import FakeAgent
 
 JOB = "/jobs/char-gpt"
@@ -212,3 +214,30 @@ def test_orders_of_an_unknown_job_are_refused(client: TestClient) -> None:
     assert client.get("/jobs/unknown/restore?iteration=5").status_code == 404
     answer = client.post("/jobs/unknown/restores", data={"checkpoint": POINT, "key": "x"})
     assert answer.status_code == 404
+
+
+def test_the_dialog_says_which_values_change(client: TestClient, agent: FakeAgent) -> None:
+    definition = define("lr_scale", 1.0, 0.01, 10.0, ())
+
+    def report(iteration: int, value: float, change: str | None = None) -> None:
+        here = {"at": agent.at, "iteration": iteration, "lineage": 1}
+        is_default = value == definition.default
+        report = ValueReport(**here, definition=definition, value=value, is_default=is_default, change=change)
+        agent.events.append(report)
+        agent.send()
+
+    def put(value: float) -> str:
+        return client.put("/api/v1/jobs/char-gpt/values/lr_scale", json={"value": value}).json()["changes"][0][
+            "id"
+        ]
+
+    report(0, 1.0)
+    assert 'id="restore-values"' not in client.get(f"{JOB}/restore?checkpoint={POINT}").text
+    report(100, 0.5, put(0.5))
+    report(300, 0.2, put(0.2))
+    page = client.get(f"{JOB}/restore?checkpoint={POINT}").text
+    assert "lr_scale 0.2 → <b>0.5</b>" in re.sub(r"\s+", " ", page)
+    put(0.5)  # an open change is discarded
+    assert 'id="restore-values"' not in client.get(f"{JOB}/restore?checkpoint={POINT}").text
+    put(4.0)
+    assert "lr_scale 4 → <b>0.5</b>" in re.sub(r"\s+", " ", client.get(f"{JOB}/restore?checkpoint={POINT}").text)

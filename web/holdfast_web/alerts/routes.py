@@ -14,12 +14,12 @@ from msgspec import UNSET, UnsetType
 
 from holdfast.protocol.administration import AlertRule
 from holdfast.protocol.field_types import MAX_INTEGER
-from holdfast_server.alerts import channels, deliveries, incidents, rules
+from holdfast_server.alerts import channels, deliveries, incidents, routing, rules
 from holdfast_server.alerts.conditions import KINDS, SEVERITIES
 from holdfast_server.alerts.rules import RuleChanges
 from holdfast_server.api.endpoints import Router
 from holdfast_server.core.access import LISTS, OPERATE, PROJECT_ADMIN, PROJECT_OPERATE, PROJECT_VIEW
-from holdfast_server.core.errors import AlertResolved, RequestRefused, UnknownProject
+from holdfast_server.core.errors import AlertResolved, InvalidSetting, RequestRefused, UnknownProject
 from holdfast_server.core.principal import Principal
 from holdfast_server.db import Database
 from holdfast_server.http.dependencies import Asker, Config, Db, Now, Who
@@ -87,6 +87,26 @@ def alert_count(db: Db, now: Now, asker: Asker) -> Response:
     return PlainTextResponse(str(count), headers=HEADERS)
 
 
+@router.endpoint("GET", "/alerts/{alert}", access=LISTS)
+def alert_page(alert: Number, db: Db, now: Now, asker: Asker) -> Response:
+    return views.alert_page(db, asker, alert, now=now).page()
+
+
+@router.endpoint("GET", "/alerts/{alert}/live", access=LISTS)
+def alert_live(alert: Number, db: Db, now: Now, asker: Asker) -> Response:
+    return views.alert_page(db, asker, alert, now=now).response()
+
+
+@router.endpoint("POST", "/jobs/{job}/alerts/{alert}/comment", access=OPERATE)
+def comment(job: str, alert: Number, db: Db, now: Now, asker: Asker, who: Who, text: Text = "") -> Response:
+    try:
+        incidents.comment(db, job, alert, text, who=who, now=now)
+    except InvalidSetting as refusal:
+        page = replace(views.alert_page(db, asker, alert, now=now), refused=str(refusal), typed=text)
+        return page.page(refusal.status)
+    return RedirectResponse(f"/alerts/{alert}", 303)
+
+
 @router.endpoint(
     "POST",
     "/alerts/acknowledge",
@@ -148,8 +168,8 @@ def _done(back: str, htmx: bool) -> Response:
 
 
 @router.endpoint("GET", "/projects/{project}/alert-rules", access=PROJECT_VIEW)
-def rules_page(project: str, db: Db, asker: Asker) -> Response:
-    return views.rules_page(db, asker, project).response()
+def rules_page(project: str, db: Db, now: Now, asker: Asker) -> Response:
+    return views.rules_page(db, asker, project, now=now).response()
 
 
 @dataclass(frozen=True)
@@ -159,6 +179,7 @@ class RuleForm:
     for_seconds: Text = "0"
     jobs: Text = "*"
     window: Text = ""
+    runbook: Text = ""
 
 
 Fields = Annotated[RuleForm, Depends()]
@@ -189,7 +210,7 @@ def _save_rule(
     except UnknownProject:
         raise
     except RequestRefused as refusal:
-        page = replace(views.rules_page(db, asker, project), refused=str(refusal), refused_rule=name)
+        page = replace(views.rules_page(db, asker, project, now=now), refused=str(refusal), refused_rule=name)
         return page.response(refusal.status)
     return RedirectResponse(f"/projects/{project}/alert-rules#rule-{name}", 303)
 
@@ -209,6 +230,7 @@ def _rule_changes(known: list[AlertRule], name: str, kind: str, form: RuleForm, 
         window=round(forms.number("window", form.window)) if form.window.strip() else UNSET,
         for_seconds=forms.seconds("for_seconds", form.for_seconds),
         jobs=form.jobs.strip(),
+        runbook=form.runbook,
     )
 
 
@@ -237,10 +259,15 @@ def new_channel(
     target: Text = "",
     kind: Text = "",
     least_severity: Text = "warning",
+    owner: Text = "",
+    labels: Text = "",
 ) -> Response:
-    typed = {"name": name, "target": target, "kind": kind}
-    asked = channels.NewChannel(name=name, target=target, kind=kind, least_severity=least_severity)
+    typed = {"name": name, "target": target, "kind": kind, "owner": owner, "labels": labels}
     try:
+        asked = channels.NewChannel(
+            name=name, target=target, kind=kind, least_severity=least_severity, owner=owner,
+            labels=routing.parse_labels(labels),
+        )  # fmt: skip
         made = channels.create(db, config.alerts, project, asked, who=who, now=now)
     except UnknownProject:
         raise
@@ -249,6 +276,29 @@ def new_channel(
         return replace(page, refused=str(refusal), typed=typed).response(refusal.status)
     # no redirect: only this answer contains the secret
     return replace(views.channels_page(db, config.alerts, project, now), made=made).response()
+
+
+@router.endpoint("POST", "/projects/{project}/alert-channels/{channel}", access=PROJECT_ADMIN)
+def route_channel(
+    project: str,
+    channel: str,
+    db: Db,
+    now: Now,
+    config: Config,
+    who: Who,
+    least_severity: Text = "warning",
+    owner: Text = "",
+    labels: Text = "",
+) -> Response:
+    try:
+        changes = channels.ChannelChanges(
+            least_severity=least_severity, owner=owner, labels=routing.parse_labels(labels)
+        )
+        channels.change(db, project, channel, changes, who=who, now=now)
+    except InvalidSetting as refusal:
+        page = views.channels_page(db, config.alerts, project, now)
+        return replace(page, refused=str(refusal)).response(refusal.status)
+    return RedirectResponse(f"/projects/{project}/alert-channels#channel-{channel}", 303)
 
 
 @router.endpoint("POST", "/projects/{project}/alert-channels/{channel}/remove", access=PROJECT_ADMIN)

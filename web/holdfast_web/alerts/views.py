@@ -8,9 +8,9 @@ from itertools import groupby
 from typing import ClassVar
 from urllib.parse import urlencode
 
-from holdfast.protocol.administration import Alert, AlertChannel, AlertDelivery, AlertFilter, AlertRule
+from holdfast.protocol.administration import Alert, AlertChannel, AlertDelivery, AlertFilter, AlertRule, AlertStep
 from holdfast.units import duration
-from holdfast_server.alerts import channels, deliveries, incidents, rules
+from holdfast_server.alerts import channels, deliveries, incidents, routing, rules
 from holdfast_server.alerts.channel_kinds.kind import CHANNEL_KINDS, ChannelKind
 from holdfast_server.alerts.conditions import KINDS, SEVERITIES, RuleKind
 from holdfast_server.core.alert_settings import AlertSettings
@@ -19,6 +19,8 @@ from holdfast_server.db import Database
 from holdfast_web.shared.render import View
 
 ALERTS_SHOWN, DELIVERIES_SHOWN = 100, 8
+CHANNEL_FIELDS = ("name", "target", "kind", "owner", "labels")
+"""Fields of the form of a new channel whose text a refusal keeps."""
 SILENCES = ((3600, "1 hour"), (8 * 3600, "8 hours"), (86400, "1 day"), (7 * 86400, "1 week"))
 UNITS = {
     "seconds": "time",
@@ -27,6 +29,7 @@ UNITS = {
     "times_budget": "times the budget",
     "checkpoints": "checkpoints",
     "spreads": "× usual noise",
+    "percent": "%",
     "": "",
 }
 
@@ -91,6 +94,26 @@ class AlertRows(View):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AlertPage(View):
+    """The page of one alert."""
+
+    template: ClassVar[str] = "alerts/alert_live.html"
+    page_template: ClassVar[str] = "alerts/alert.html"
+    alert: Alert
+    runbook: str
+    steps: list[AlertStep]
+    group: list[Alert]
+    """The other alerts of its group."""
+    open_group: list[Alert]
+    """Those that fire."""
+    back: str
+    now: float
+    silences: tuple[tuple[int, str], ...] = SILENCES
+    refused: str = ""
+    typed: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RulesPage(View):
     template: ClassVar[str] = "alerts/rules.html"
     project: str
@@ -111,6 +134,8 @@ class RulesPage(View):
 @dataclass(frozen=True, kw_only=True)
 class ChannelLog:
     channel: AlertChannel
+    labels: str
+    """The text of the field of its labels."""
     deliveries: list[AlertDelivery]
 
 
@@ -127,7 +152,7 @@ class ChannelsPage(View):
     made: AlertChannel | None = None
     """A new channel with its secret, which is shown once."""
     refused: str = ""
-    typed: dict[str, str] = field(default_factory=lambda: {"name": "", "target": "", "kind": ""})
+    typed: dict[str, str] = field(default_factory=lambda: dict.fromkeys(CHANNEL_FIELDS, ""))
 
 
 def alert_rows(
@@ -157,9 +182,23 @@ def _groups(alerts: list[Alert], by: str) -> list[list[Alert]]:
     return [list(group) for _, group in groupby(sorted(alerts, key=key), key)]
 
 
-def rules_page(db: Database, asker: Principal, project: str) -> RulesPage:
+def alert_page(db: Database, asker: Principal, alert: int, *, now: float) -> AlertPage:
+    """Raises UnknownAlert."""
+    found = incidents.details(db, alert, visible_projects=asker.visible_projects, now=now)
+    return AlertPage(
+        alert=found.alert,
+        runbook=found.runbook,
+        steps=found.steps,
+        group=found.group,
+        open_group=[other for other in found.group if other.state == "firing"],
+        back=f"/alerts/{alert}",
+        now=now,
+    )
+
+
+def rules_page(db: Database, asker: Principal, project: str, *, now: float) -> RulesPage:
     role = asker.role_in(project) or 0
-    found = rules.list_rules(db, project)
+    found = rules.list_rules(db, project, now=now)
     return RulesPage(
         project=project,
         rules=found,
@@ -179,6 +218,7 @@ def channels_page(db: Database, settings: AlertSettings, project: str, now: floa
     logs = [
         ChannelLog(
             channel=channel,
+            labels=routing.shown_labels(channel.labels),
             deliveries=deliveries.list_deliveries(db, project, channel.id, limit=DELIVERIES_SHOWN),
         )
         for channel in channels.list_channels(db, project)

@@ -8,6 +8,7 @@ from typing import ClassVar
 from holdfast.protocol.analyses import CheckpointDetail
 from holdfast.protocol.ids import validate_job
 from holdfast.protocol.jobs import CheckpointInfo, Edit, ForkFamily, JobSummary, Tensors, Verification
+from holdfast.protocol.wire import MAX_CHANGED_TENSORS
 from holdfast.units import exact_percent
 from holdfast_server.control import verification as verifications
 from holdfast_server.control.control import MOST_LABEL
@@ -80,6 +81,7 @@ class CheckpointPage(View):
     tensors: TensorsPart
     states: dict[str, str] = field(default_factory=lambda: STATES)
     most_label: int = MOST_LABEL
+    most_changed: int = MAX_CHANGED_TENSORS
     now: float
 
 

@@ -17,10 +17,12 @@ from holdfast.protocol.fleet import BulkAction, BulkChange, JobFilter
 from holdfast.protocol.jobs import JobStatus
 from holdfast.protocol.wire import DEFAULT_PORT
 from holdfast_server.api.endpoints import Router
-from holdfast_server.control import bulk
-from holdfast_server.core.access import LISTS, AccessRule
+from holdfast_server.control import bulk, saved_views
+from holdfast_server.core.access import LISTS, AccessRule, password_is_old
 from holdfast_server.core.errors import InvalidSetting
-from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, Now, StreamPlace
+from holdfast_server.core.principal import Principal
+from holdfast_server.http.auth_middleware import ask_for_password
+from holdfast_server.http.dependencies import Asker, Changes, Clock, Config, Db, Now, StreamPlace
 from holdfast_server.queries.fleet import MOST_ROWS, PAGE_ROWS, FleetQuery, FleetSort
 from holdfast_server.records.job_status import STATUSES
 from holdfast_web.fleet import views
@@ -41,25 +43,34 @@ async def _question(
     project: str = "",
     owner: str = "",
     label: str = "",
+    archived: str = "",
     group: str = "",
     sort: str = "",
     page: str = "",
     size: str = "",
 ) -> FleetQuery:
+    return _parse(asker, search, status, project, owner, label, archived, group, sort, size, page)
+
+
+def _parse(
+    asker: Principal, search: str, status: str, project: str, owner: str, label: str, archived: str, group: str,
+    sort: str, size: str, page: str = "",
+) -> FleetQuery:  # fmt: skip
     """Parse the query of an address, where an empty field is unset; raise InvalidSetting."""
     if status and status not in STATUSES:
         raise InvalidSetting("status", f"unknown status {status!r}; use one of {', '.join(STATUSES)}")
-    order = sort.removeprefix("-") or "living"
+    order = sort.removeprefix("-") or views.DEFAULT_ORDER
     if order not in get_args(FleetSort):
         raise InvalidSetting("sort", f"unknown sort key {sort!r}; use one of {', '.join(get_args(FleetSort))}")
     if group not in ("", "project"):
         raise InvalidSetting("group", f"unknown group {group!r}; use project")
     return FleetQuery(
         search=search,
-        status=status or None,
+        status=cast("JobStatus", status) or None,
         project=project or None,
         owner=owner.strip() or None,
         labels=_labels(label),
+        archived=bool(archived),
         grouped=bool(group),
         order=cast("FleetSort", order),
         reverse=sort.startswith("-") and order != "living",
@@ -82,6 +93,10 @@ def _labels(typed: str) -> tuple[str, ...]:
 
 
 async def _hidden(hide: Annotated[list[str] | None, Query()] = None) -> frozenset[str]:
+    return _columns(hide)
+
+
+def _columns(hide: list[str] | None) -> frozenset[str]:
     for column in hide or ():
         if column not in views.COLUMNS:
             raise InvalidSetting("hide", f"unknown column {column!r}; use some of {', '.join(views.COLUMNS)}")
@@ -113,20 +128,30 @@ def fleet_live(rows: Rows) -> Response:
     return rows().response()
 
 
+@router.endpoint("GET", "/fleet/account", access=LISTS)
+def fleet_account(db: Db, now: Now, asker: Asker, config: Config, question: Asked) -> Response:
+    """Return the account of the listed jobs, which the page loads once it is there."""
+    return views.fleet_account(db, question, config.prices, asker=asker, now=now).response()
+
+
 @router.endpoint(
     "POST",
     "/fleet/confirm",
     access=LISTS,  # the route checks each job
 )
 def confirm(
-    db: Db, now: Now, asker: Asker, action: Text, job: Annotated[list[str] | None, Form()] = None,
-    all_matching: Text = "", budget: Text = "", write_budget: Text = "", back: Text = "/",
+    request: Request, db: Db, now: Now, asker: Asker, action: Text,
+    job: Annotated[list[str] | None, Form()] = None,
+    all_matching: Text = "", budget: Text = "", write_budget: Text = "", on_trouble: Text = "",
+    back: Text = "/",
 ) -> Response:  # fmt: skip
     """Ask before one change of the selected jobs, or of all jobs that match the filter of `back`."""
     if action == "compare":
         return RedirectResponse(f"/compare?{urlencode({'job': job or []}, doseq=True)}", 303)
     if action == "budget" and not budget.strip() and write_budget.strip():
         action = "write_budget"  # Enter in the field of the write budget presses the first button of the form
+    if action in bulk.FAR_REACHING and password_is_old(asker, now=now):
+        return ask_for_password(request)
     back = local_path(back)
     selected = BulkChange(
         action=_action(action),
@@ -134,11 +159,12 @@ def confirm(
         filter=_filter(back) if all_matching else UNSET,
         budget=forms.budget_from_percent(budget) if action == "budget" else None,
         write_budget=forms.write_budget(write_budget) if action == "write_budget" else None,
+        on_trouble=on_trouble or None,
         preview=True,
     )
     preview = bulk.change(db, selected, asker=asker, now=now)
     ended = bulk.not_running(db, [one.job for one in preview.outcomes if not one.refusal], now=now)
-    value = (write_budget if action == "write_budget" else budget).strip()
+    value = {"write_budget": write_budget, "on_trouble": on_trouble}.get(action, budget).strip()
     shown = views.bulk_confirmation(selected.action, preview, ended, value=value, back=back)
     return shown.response()
 
@@ -149,6 +175,7 @@ def confirm(
     access=LISTS,  # the route checks each job
 )
 def change(
+    request: Request,
     db: Db,
     now: Now,
     asker: Asker,
@@ -156,14 +183,18 @@ def change(
     jobs: Text,
     budget: Text = "",
     write_budget: Text = "",
+    on_trouble: Text = "",
     back: Text = "/",
 ) -> Response:
     """Change the confirmed jobs; answer with the result for each."""
+    if action in bulk.FAR_REACHING and password_is_old(asker, now=now):
+        return ask_for_password(request)
     wanted = BulkChange(
         action=_action(action),
         jobs=jobs.split(),
         budget=forms.budget_from_percent(budget) if action == "budget" else None,
         write_budget=forms.write_budget(write_budget) if action == "write_budget" else None,
+        on_trouble=on_trouble or None,
     )
     result = bulk.change(db, wanted, asker=asker, now=now)
     words = views.ACTIONS[wanted.action][1]
@@ -186,7 +217,27 @@ def _filter(address: str) -> JobFilter:
         project=query.get("project"),
         owner=query.get("owner"),
         labels=list(_labels(query.get("label", ""))),
+        archived=bool(query.get("archived")),
     )
+
+
+@router.endpoint("POST", "/fleet/views", access=LISTS)
+def save_view(
+    db: Db, asker: Asker, view: Text = "", search: Text = "", status: Text = "", project: Text = "",
+    owner: Text = "", label: Text = "", archived: Text = "", group: Text = "", sort: Text = "", size: Text = "",
+    hide: Annotated[list[str] | None, Form()] = None,
+) -> Response:  # fmt: skip
+    """Save the filter, order and columns of the page's form under a name, for this user."""
+    question = _parse(asker, search, status, project, owner, label, archived, group, sort, size)
+    query = views.FleetLinks(question, _columns(hide)).query
+    saved_views.save(db, asker.name, view, query)
+    return RedirectResponse(f"/?{query}", 303)
+
+
+@router.endpoint("POST", "/fleet/views/delete", access=LISTS)
+def forget_view(db: Db, asker: Asker, name: Text = "") -> Response:
+    saved_views.forget(db, asker.name, name)
+    return RedirectResponse("/", 303)
 
 
 @router.endpoint(

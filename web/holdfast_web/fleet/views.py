@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
 from typing import ClassVar
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 from holdfast.protocol.administration import Alert
 from holdfast.protocol.fleet import BulkAction, BulkOutcome, BulkResult, Fleet
@@ -14,19 +14,24 @@ from holdfast.protocol.jobs import JobStatus, JobSummary
 from holdfast.protocol.timeline import ShortWindow
 from holdfast.protocol.verdicts import VerdictLevel
 from holdfast_server.alerts.incidents import open_of_jobs
+from holdfast_server.control.saved_views import SavedView, saved_views
 from holdfast_server.core.principal import Principal, Role
+from holdfast_server.core.settings import Prices
 from holdfast_server.db import Database
 from holdfast_server.queries import goodput
-from holdfast_server.queries.fleet import PAGE_ROWS, FleetQuery, FleetSort
+from holdfast_server.queries.account import AccountQuery, account
+from holdfast_server.queries.fleet import PAGE_ROWS, FleetQuery, FleetSort, listed_names
 from holdfast_server.queries.fleet import fleet as fleet_of
 from holdfast_server.queries.goodput import GoodputShare
 from holdfast_server.queries.verdicts import is_late
+from holdfast_web.account.views import AccountStrip, account_strip
 from holdfast_web.shared.render import View
 
 SIZES = (25, 50, 100, 200)
+DEFAULT_ORDER: FleetSort = "attention"
 ORDERS: dict[FleetSort, str] = {
-    "living": "Running first",
     "attention": "Needs attention first",
+    "living": "Running first",
     "name": "Name",
     "heard": "Latest report first",
     "iteration": "Most iterations first",
@@ -57,9 +62,15 @@ ACTIONS: dict[BulkAction, tuple[str, str]] = {
     "checkpoint": ("Take a checkpoint now of", "a checkpoint requested"),
     "pause": ("Pause checkpoints of", "paused"),
     "resume": ("Resume checkpoints of", "resumed"),
+    "pause_training": ("Pause training of", "to be paused"),
+    "continue_training": ("Continue training of", "to be continued"),
     "budget": ("Set the budget of", "changed"),
     "write_budget": ("Set the write budget of", "changed"),
+    "on_trouble": ("Set the reaction to wrong losses of", "changed"),
     "acknowledge": ("Acknowledge the alerts of", "acknowledged"),
+    "archive": ("Archive", "archived"),
+    "unarchive": ("Take out of the archive", "taken out of the archive"),
+    "delete": ("Delete", "deleted"),
 }
 """The question before a bulk action, up to the number of jobs, and what the result says of that number."""
 JOBS_NAMED = 50
@@ -80,11 +91,20 @@ class FleetLinks:
     def here(self) -> str:
         return self._to(self.question)
 
+    @property
+    def query(self) -> str:
+        """The query of this view, without its page."""
+        return urlsplit(self._filtered()).query
+
     def page(self, number: int) -> str:
         return self._to(replace(self.question, page=number))
 
     def status(self, status: JobStatus | None) -> str:
-        return self._filtered(status=status)
+        return self._filtered(status=status, archived=False)
+
+    def archive(self) -> str:
+        """Return the address of the archived jobs."""
+        return self._filtered(status=None, archived=True)
 
     def owner(self, owner: str | None) -> str:
         return self._filtered(owner=owner)
@@ -115,7 +135,8 @@ class FleetLinks:
             "owner": question.owner or "",
             "label": ", ".join(question.labels),
             "group": "project" if question.grouped else "",
-            "sort": "" if question.order == "living" else order,
+            "archived": "1" if question.archived else "",
+            "sort": "" if order == DEFAULT_ORDER else order,
             "size": "" if question.size == PAGE_ROWS else str(question.size),
             "hide": [column for column in COLUMNS if column in self.hidden],
             "page": "" if question.page == 1 else str(question.page),
@@ -161,6 +182,9 @@ class FleetRows(View):
     """Title of the page, with the number of jobs with a critical verdict."""
     server: str
     """The address for agents."""
+    views: list[SavedView]
+    """The views that the viewer has saved."""
+    default_order: FleetSort = DEFAULT_ORDER
     orders: dict[FleetSort, str] = field(default_factory=lambda: ORDERS)
     ascending: frozenset[FleetSort] = ASCENDING
     columns: dict[str, str] = field(default_factory=lambda: COLUMNS)
@@ -171,6 +195,8 @@ class FleetRows(View):
     """Whether some jobs may be left out."""
     operating: bool
     """Whether the viewer may change a job on this page."""
+    administering: bool
+    """Whether the viewer may delete a job on this page."""
     owners: list[str]
     """Owners on this page, for suggestions."""
     labels: list[str]
@@ -212,6 +238,11 @@ class BulkPage(View):
     outcomes: list[BulkOutcome]
     words: str
     back: str
+    unseen: tuple[BulkAction, ...] = ("archive", "unarchive", "delete")
+    """Actions that are done at once, without an agent."""
+    questions: dict[BulkAction, str] = field(
+        default_factory=lambda: {action: question for action, (question, _) in ACTIONS.items()}
+    )
 
 
 def bulk_confirmation(
@@ -227,7 +258,7 @@ def bulk_confirmation(
         action=action,
         words=ACTIONS[action][0],
         jobs=[one.job for one in preview.outcomes if not one.refusal],
-        later=ended if action in ("pause", "resume", "budget", "write_budget") else [],
+        later=ended if action in ("pause", "resume", "budget", "write_budget", "on_trouble") else [],
         skipped=[SkippedJobs(reason, jobs) for reason, jobs in skipped.items()],
         value=value,
         back=back,
@@ -242,6 +273,7 @@ def fleet_rows(
         names = [job.job for job in fleet.jobs]
         alerts = open_of_jobs(session, names, now=now)
         shares = goodput.shares(session, names, GOODPUT_WINDOW, now=now)
+        views = saved_views(session, asker.name)
     shown = replace(question, page=fleet.page)
     critical = sum(job.verdict is not None and job.verdict.level == "critical" for job in fleet.jobs)
     return FleetRows(
@@ -256,14 +288,36 @@ def fleet_rows(
         late=frozenset(job.job for job in fleet.jobs if is_late(job, now)),
         worst=_worst(fleet.jobs),
         tab_name=f"{critical} critical, Fleet" if critical else "Fleet",
-        filtered=any((shown.search, shown.status, shown.project, shown.owner, shown.labels)),
-        operating=any((asker.role_in(job.project) or 0) >= Role.operator for job in fleet.jobs),
+        filtered=any((shown.search, shown.status, shown.project, shown.owner, shown.labels, shown.archived)),
+        operating=_may(asker, Role.operator, fleet.jobs),
+        administering=_may(asker, Role.admin, fleet.jobs),
         owners=sorted({job.owner for job in fleet.jobs if job.owner}),
         labels=_labels(fleet.jobs),
         server=server,
+        views=views,
         sizes=tuple(sorted({*SIZES, question.size})),
         now=now,
     )
+
+
+def fleet_account(
+    db: Database, question: FleetQuery, prices: Prices, *, asker: Principal, now: float
+) -> AccountStrip:
+    """Return the account of the jobs that a question lists; without a filter, of deleted jobs too."""
+    filtered = any((question.search, question.status, question.archived))
+    asked = AccountQuery(
+        project=question.project,
+        owner=question.owner,
+        labels=question.labels,
+        jobs=listed_names(question, now=now) if filtered else None,
+        visible_projects=asker.visible_projects,
+    )
+    with db.read() as session:
+        return account_strip(account(session, asked, prices, now=now), asked)
+
+
+def _may(asker: Principal, role: Role, jobs: list[JobSummary]) -> bool:
+    return any((asker.role_in(job.project) or 0) >= role for job in jobs)
 
 
 def _labels(jobs: list[JobSummary]) -> list[str]:

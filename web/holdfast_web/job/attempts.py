@@ -16,6 +16,7 @@ from holdfast_server.core.errors import UnknownAttempt
 from holdfast_server.http.dependencies import Asker, Db, Now
 from holdfast_server.queries import attempts, summaries
 from holdfast_server.queries.job_view import view_job
+from holdfast_server.records.attempt_reports import places_of
 from holdfast_web.shared.render import View
 from holdfast_web.shared.routing import Htmx
 
@@ -39,6 +40,8 @@ class AttemptsPart(View):
     """How the newest attempt ended, if it has not reported that; `running` while it runs."""
     origin: bool
     """Whether the job is a fork whose origin the user may see."""
+    place: str
+    """Device and scheduler's job of rank 0 of the newest attempt; empty if unknown."""
     now: float
 
 
@@ -89,9 +92,11 @@ def job_attempts(job: str, db: Db, now: Now, asker: Asker, htmx: Htmx = False) -
         found = attempts.attempts(view, limit=most + 1)
         family = summaries.family(view, visible=asker.visible_projects)
         summary = summaries.job_summary(view)
+        place = places_of(view.session, job, view.job.uid).get(0)
     part = AttemptsPart(
         job=job, attempts=found[:most], has_more=len(found) > most, now=now, end=_newest_end(summary),
         origin=family.origin is not None and family.origin.project is not None,
+        place=", ".join(filter(None, (place.device, place.scheduler_job))) if place else "",
     )  # fmt: skip
     return part.part_or_page(htmx)
 

@@ -13,10 +13,10 @@ from msgspec import UNSET, UnsetType
 
 from holdfast.protocol.jobs import DesiredChanges, JobSummary
 from holdfast_server.api.endpoints import Router
-from holdfast_server.control import control, plans
+from holdfast_server.control import approvals, control, plans
 from holdfast_server.core.access import OPERATE, VIEW
-from holdfast_server.core.errors import RequestRefused, UnknownJob, UnknownOrder, VersionConflict
-from holdfast_server.http.dependencies import Db, Now, Who
+from holdfast_server.core.errors import RequestRefused, UnknownJob, UnknownOrder, UnknownValue, VersionConflict
+from holdfast_server.http.dependencies import Asker, Db, Now, Who
 from holdfast_server.queries import summaries
 from holdfast_server.queries.job_view import JobView, view_job
 from holdfast_web.job import views
@@ -59,6 +59,7 @@ class _ControlForm:
     job: str
     db: Db
     who: Who
+    asker: Asker
     now: Now
     version: Text
     """The version that the page showed."""
@@ -77,7 +78,7 @@ class _ControlForm:
         """Apply a change; answer with the current controls, or with the reason of a refusal."""
         try:
             act()
-        except (UnknownJob, UnknownOrder):
+        except (UnknownJob, UnknownOrder, UnknownValue):
             raise
         except RequestRefused as refusal:
             return self._refused(form, refusal, typed, hold)
@@ -162,6 +163,24 @@ def set_policy(form: Form, policy: Text = "", mode: Text = "", budget: Text = ""
 @router.endpoint("POST", "/jobs/{job}/retention", access=OPERATE)
 def set_retention(form: Form, retention: Text = "") -> Response:
     return form.change("retention", lambda: DesiredChanges(retention=retention.strip() or None), typed=retention)
+
+
+@router.endpoint("POST", "/jobs/{job}/trouble", access=OPERATE)
+def set_on_trouble(form: Form, on_trouble: Text = "") -> Response:
+    """Set what the job does when its loss is wrong; an empty field returns to the script's setting."""
+    typed = on_trouble.strip()
+    return form.change("trouble", lambda: DesiredChanges(on_trouble=typed or None), typed=on_trouble)
+
+
+@router.endpoint("POST", "/jobs/{job}/values", access=OPERATE)
+def set_value(form: Form, name: Text, value: Text = "", script: Text = "") -> Response:
+    """Change a value of the script, or return to the script's own."""
+
+    def apply() -> None:
+        wanted = None if script == "true" else value.strip()
+        approvals.set_value(form.db, form.job, name, wanted, asker=form.asker, now=form.now)
+
+    return form.do(f"value {name}", apply, typed=value)
 
 
 @router.endpoint("POST", "/jobs/{job}/undo", access=OPERATE)

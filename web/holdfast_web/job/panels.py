@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, cast, get_args
 from fastapi import Query
 from fastapi.responses import Response
 
-from holdfast.protocol.analyses import Goodput, RankTimes
+from holdfast.protocol.analyses import Goodput, RankTimes, Recovery
 from holdfast.protocol.timeline import ShortWindow, StallsOverTime, Window
 from holdfast.protocol.wire import StallKind
 from holdfast_server.api.endpoints import Router
@@ -16,13 +16,17 @@ from holdfast_server.core.access import VIEW
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.http.dependencies import Db, Now
 from holdfast_server.queries.goodput import goodput, stalls_over_time
+from holdfast_server.queries.job_view import view_job
 from holdfast_server.queries.ranks import rank_heat, rank_times
+from holdfast_server.queries.recovery import recovery
 from holdfast_web.shared.filters import duration
 from holdfast_web.shared.render import View
 from holdfast_web.shared.routing import Htmx
 
 RANKS_SHOWN, RANKS_MOST = 12, 512
 """Number of ranks in the panel and on the ranks page, slowest first."""
+HOSTS_SHOWN = 8
+"""Number of hosts in the recovery panel, those first whose loss costs most."""
 HEAT_STEPS = (0.02, 0.05, 0.15, 0.4)
 """Shares above the median at which a cell gets one step darker."""
 
@@ -76,6 +80,16 @@ class StallsPart(View):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecoveryPart(View):
+    template: ClassVar[str] = "job/_recovery.html"
+    page_template: ClassVar[str] = "job/panel.html"
+    panel: str = "recovery"
+    job: str
+    recovery: Recovery
+    hosts_shown: int = HOSTS_SHOWN
+
+
+@dataclass(frozen=True, kw_only=True)
 class HeatCell:
     """Ten minutes of a rank: the color step from 0 to 4 above the median; None without data."""
 
@@ -108,6 +122,13 @@ def _checked(window: str, windows: object) -> str:
 def job_goodput(job: str, db: Db, now: Now, window: str = "24h", htmx: Htmx = False) -> Response:
     answer = goodput(db, job, cast("Window", _checked(window, Window)), now=now)
     return GoodputPart(job=job, goodput=answer, bar=_bar(answer)).part_or_page(htmx)
+
+
+@router.endpoint("GET", "/jobs/{job}/recovery", access=VIEW)
+def job_recovery(job: str, db: Db, now: Now, htmx: Htmx = False) -> Response:
+    with view_job(db, job, now=now) as view:
+        answer = recovery(view)
+    return RecoveryPart(job=job, recovery=answer).part_or_page(htmx)
 
 
 @router.endpoint("GET", "/jobs/{job}/ranks", access=VIEW)

@@ -10,10 +10,10 @@ from fastapi.responses import RedirectResponse, Response
 from pydantic import AfterValidator
 
 from holdfast.protocol.field_types import MAX_ITERATION
-from holdfast.protocol.wire import DataSkip
 from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import EncodedBody, encoding_for
-from holdfast_server.control import control, deletion
+from holdfast_server.control import approvals, control, deletion
+from holdfast_server.control.approvals import RestoreWish
 from holdfast_server.core.access import ADMINISTER, OPERATE, RESTORE, VIEW
 from holdfast_server.core.errors import (
     NotCancellable,
@@ -22,11 +22,13 @@ from holdfast_server.core.errors import (
     RequestRefused,
     UnknownJob,
     UnknownOrder,
+    WaitsForApproval,
 )
 from holdfast_server.http.dependencies import Asker, Clock, Db, Now, SharedAnswers, Who
 from holdfast_server.queries import summaries
 from holdfast_server.queries.job_view import view_job
 from holdfast_web.job import views
+from holdfast_web.job.approvals import shown
 from holdfast_web.shared import forms
 from holdfast_web.shared.render import HEADERS
 from holdfast_web.shared.routing import Htmx, Text
@@ -54,7 +56,7 @@ def job_page(
 ) -> Response:
     with view_job(db, job, now=now) as view:
         live = views.job_live(view, points_limit=points, edits_limit=edits)
-        shown = views.controls(view, live.job, live.changes)
+        shown = views.controls(view, live.job, live.changes, live.live_values)
     return views.job_page(live, shown).response()
 
 
@@ -154,29 +156,31 @@ def restore_dialog(
 def order_restore(
     job: str,
     db: Db,
-    who: Who,
+    asker: Asker,
     now: Now,
     checkpoint: Text,
     key: Text,
     degraded: Text = "",
     data: Text = "repeat",
     skip_to: Text = "",
+    batches: Text = "",
+    loader: Text = "",
     htmx: Htmx = False,
 ) -> Response:
-    wants_degraded, skips = degraded == "true", data == "skip"
+    wants_degraded = degraded == "true"
     try:
-        skip = DataSkip(to_iteration=forms.iteration(skip_to)) if skips else None
-        control.order_restore(
-            db, job, checkpoint=checkpoint, iteration=None, key=key, who=who, now=now, degraded=wants_degraded,
-            skip=skip,
-        )  # fmt: skip
+        skip = forms.data_skip(data, skip_to, batches, loader)
+        wish = RestoreWish(checkpoint=checkpoint, key=key, degraded=wants_degraded, skip=skip)
+        approvals.restore(db, job, wish, asker=asker, now=now)
     except (UnknownJob, UnknownOrder):
         raise
+    except WaitsForApproval:
+        return shown(db, job, now, htmx)
     except RequestRefused as refusal:
         with view_job(db, job, now=now) as view:
             dialog = views.restore_dialog(
                 view, checkpoint=checkpoint, refusal=str(refusal), degraded=wants_degraded,
-                skip_to=skip_to if skips else None,
+                data=data, skip_to=skip_to, batches=batches, loader=loader,
             )  # fmt: skip
         return dialog.part_or_page(htmx, 409 if isinstance(refusal, OpenOrder) else 422)
     if not htmx:

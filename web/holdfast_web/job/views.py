@@ -16,13 +16,23 @@ from holdfast.pacing import planner
 from holdfast.pacing.interval_cost import Limit
 from holdfast.pacing.profile import IntervalPlan
 from holdfast.pacing.what_if import Advice, advise
-from holdfast.protocol.administration import Alert
+from holdfast.protocol.administration import Alert, Approval
 from holdfast.protocol.analyses import SAME_LOSSES, JobPlan, RestorePreview, SettingsPreview
 from holdfast.protocol.attempts import AttemptOutput
-from holdfast.protocol.jobs import Annotation, CheckpointInfo, Edit, ForkFamily, JobSummary, NoticeInfo, Order
+from holdfast.protocol.jobs import (
+    Annotation,
+    CheckpointInfo,
+    Edit,
+    ForkFamily,
+    JobSummary,
+    NoticeInfo,
+    Order,
+    SettingChange,
+)
+from holdfast.retention import RULES
 from holdfast.units import format_exact_rate, format_interval
 from holdfast_server.alerts import incidents
-from holdfast_server.control import control, iteration_annotations, plans, previews
+from holdfast_server.control import approvals, control, iteration_annotations, plans, previews
 from holdfast_server.core.errors import (
     CheckpointNotFound,
     InvalidSetting,
@@ -39,7 +49,10 @@ from holdfast_server.records.interval_status import limit_of
 from holdfast_server.records.last_good import LastGood
 from holdfast_web.alerts.views import SILENCES
 from holdfast_web.fleet.views import GOODPUT_WINDOW
+from holdfast_web.job import value_forms
 from holdfast_web.job.plan_plot import PlanPlot, draw
+from holdfast_web.job.recent import RecentChange, recent_changes
+from holdfast_web.job.value_forms import ValueForm, ValueHistory, ValueReset
 from holdfast_web.shared import forms
 from holdfast_web.shared.render import View, values
 
@@ -61,6 +74,8 @@ POLICY_WORDS = {
 }
 POLICIES = {name: POLICY_WORDS.get(name, "") for name in (*planner.policies, "coci") if name != "fixed"}
 """The policies of the menu, described; a form of its own fixes the interval."""
+FORMS = {"write budget": "limits", "unsaved work": "limits", "on trouble": "trouble"}
+"""Forms of settings, where they have other names."""
 HOLDS = (
     ("", "until changed"),
     ("30 min", "for 30 min"),
@@ -115,6 +130,8 @@ class ControlsPart(View):
     unsaved_work: FieldInput
     every: FieldInput
     retention: FieldInput
+    retention_rules: str = ", ".join(RULES)
+    on_trouble: FieldInput
     conflict: VersionConflict | None
     conflict_form: str
     """The form that met the conflict."""
@@ -126,6 +143,7 @@ class ControlsPart(View):
     advice: Advice | None
     """A change of policy or budget that gains training time, by the measurements of the job."""
     changes: dict[str, ChangeStatus]
+    live_values: list[ValueForm]
     policies: dict[str, str] = field(default_factory=lambda: POLICIES)
     holds: tuple[tuple[str, str], ...] = HOLDS
     now: float
@@ -156,6 +174,8 @@ class HistoryPart(View):
     notices: list[NoticeInfo]
     annotations: list[Annotation]
     """All of people and the newest of the script, those of the latest iterations first."""
+    live_values: list[ValueForm]
+    value_history: list[ValueHistory]
     now: float
 
 
@@ -178,8 +198,12 @@ class JobLive(PointsPart, HistoryPart):
     """Whether the job has just failed, and its output is still to arrive."""
     waiting_host: str
     """Host whose supervisor waits for a restore request; empty without one."""
+    recent: list[RecentChange]
+    """What changed in the last hour, newest first."""
     goodput: GoodputShare | None
     """Goodput of the last hour, or of the job if it is younger."""
+    approvals: list[Approval]
+    """What waits for the approval of a second person."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,10 +263,16 @@ class RestoreDialog(View):
     nearest: CheckpointInfo | None
     degraded: bool
     """Whether lost bytes of a damaged checkpoint are to be replaced."""
-    skips: bool
-    """Whether the data up to `skip_to` is to be left out."""
+    data: str
+    """What is chosen: `repeat` the data, `skip` up to `skip_to`, or leave out a number of `batches`."""
     skip_to: str
     """Last iteration whose data is left out; a few after a wrong loss."""
+    batches: str
+    """The same as a number of batches, where iterations take the same number of them."""
+    loader: str
+    """Number of their loader; empty for the only one."""
+    resets: list[ValueReset]
+    """Values that change by it."""
     same_losses: str = SAME_LOSSES
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Idempotency key: a form that is sent twice requests one restore."""
@@ -285,12 +315,15 @@ def history_part(view: JobView, job: JobSummary, *, limit: int, edits: list[Edit
     changed = [
         edit
         for edit in edits
-        if any(change.field != "restore" and change.before != change.after for change in edit.changes)
+        if any(_is_setting(change) and change.before != change.after for change in edit.changes)
     ]
     by_people = iteration_annotations.list_annotations(view, limit=ANNOTATIONS_MOST, by_people=True)
     by_script = iteration_annotations.list_annotations(view, limit=MARKS_SHOWN, by_people=False)
+    live_values = value_forms.forms_of(view)
     return HistoryPart(
         job=job,
+        live_values=live_values,
+        value_history=value_forms.history_of(live_values),
         orders=timeline.orders(view),
         edits=changed[:limit],
         edits_limit=limit,
@@ -301,6 +334,11 @@ def history_part(view: JobView, job: JobSummary, *, limit: int, edits: list[Edit
     )
 
 
+def _is_setting(change: SettingChange) -> bool:
+    """Whether the history of settings shows a change; restores and values have their own lists."""
+    return change.field != "restore" and not change.field.startswith("value ")
+
+
 def job_live(view: JobView, *, points_limit: int = POINTS_SHOWN, edits_limit: int = EDITS_SHOWN) -> JobLive:
     name, now = view.name, view.now
     job = summaries.job_summary(view)
@@ -308,7 +346,6 @@ def job_live(view: JobView, *, points_limit: int = POINTS_SHOWN, edits_limit: in
     points = points_part(view, job, limit=points_limit)
     history = history_part(view, job, limit=edits_limit, edits=edits)
     alerts = incidents.open_of_jobs(view.session, [name], now=now)
-    shares = goodput.shares(view.session, [name], GOODPUT_WINDOW, now=now)
     supervisor = job.supervisor
     restarts = job.status == "restarting" and supervisor is not None and supervisor.failed
     has_failed = restarts or (job.has_ended and job.status != "finished")
@@ -323,8 +360,18 @@ def job_live(view: JobView, *, points_limit: int = POINTS_SHOWN, edits_limit: in
         is_output_pending=just_ended and output is not None and not output.lines,
         waiting_host="" if job.alive else attempts.waiting_host(view),
         last_good=control.find_last_good(view) if job.has_ended else None,
+        recent=recent_changes(
+            job,
+            edits=edits,
+            orders=history.orders,
+            annotations=history.annotations,
+            notices=history.notices,
+            alerts=alerts.get(name, []),
+            now=now,
+        ),
         changes=newest_changes(edits, job),
-        goodput=shares.get(name),
+        goodput=goodput.share(view, GOODPUT_WINDOW),
+        approvals=[each for each in approvals.approvals(view.session, name, now=now) if each.state == "waiting"],
     )
 
 
@@ -336,7 +383,10 @@ def restore_dialog(
     before: int | None = None,
     refusal: str = "",
     degraded: bool = False,
-    skip_to: str | None = None,
+    data: str = "repeat",
+    skip_to: str = "",
+    batches: str = "",
+    loader: str = "",
 ) -> RestoreDialog:
     """Preview a restore; for a typed iteration without a restore point, offer the nearest earlier one.
 
@@ -381,18 +431,28 @@ def restore_dialog(
         refusal=refusal,
         nearest=nearest,
         degraded=degraded and preview is not None,
-        skips=skip_to is not None,
-        skip_to=skip_to if skip_to is not None else _skip_to(preview),
+        data=data,
+        skip_to=skip_to or str(_skip_to(preview) or ""),
+        batches=batches or _batches(preview),
+        loader=loader,
+        resets=value_forms.resets_of(view, preview.checkpoint) if preview else [],
         now=view.now,
     )
 
 
-def _skip_to(preview: RestorePreview | None) -> str:
+def _skip_to(preview: RestorePreview | None) -> int:
     """Return the last iteration whose data to leave out: a few after the wrong loss, or all that were trained."""
     if preview is None:
-        return ""
+        return 0
     after = preview.from_iteration if preview.repeats_at is None else preview.repeats_at + AFTER_TROUBLE
-    return str(max(after, preview.to_iteration + 1))
+    return max(after, preview.to_iteration + 1)
+
+
+def _batches(preview: RestorePreview | None) -> str:
+    """Return the number of batches of these iterations; empty where it is not known."""
+    if preview is None or not preview.batches_an_iteration:
+        return ""
+    return str((_skip_to(preview) - preview.to_iteration) * preview.batches_an_iteration)
 
 
 def _sentence(error: RequestRefused) -> str:
@@ -430,7 +490,7 @@ def newest_changes(edits: list[Edit], job: JobSummary) -> dict[str, ChangeStatus
         delivered = edit.version <= job.delivered_version
         status = ChangeStatus(edit=edit, alive=job.alive, delivered=delivered, undoable=undoable)
         for change in edit.changes:
-            form = "limits" if change.field in ("write budget", "unsaved work") else change.field
+            form = FORMS.get(change.field, change.field)
             newest.setdefault(form, status)
     return newest
 
@@ -439,7 +499,12 @@ def preview_part(job: JobSummary, answer: SettingsPreview) -> PreviewPart:
     return PreviewPart(job=job, plan=answer.plan, in_force=answer.in_force, why_none=answer.why_none)
 
 
-def controls(view: JobView, job: JobSummary, changes: dict[str, ChangeStatus]) -> ControlsPart:
+def controls(
+    view: JobView,
+    job: JobSummary,
+    changes: dict[str, ChangeStatus],
+    live_values: list[ValueForm] | None = None,
+) -> ControlsPart:
     desired = job.desired
     rate, seconds = desired.write_bytes_per_second, desired.max_unsaved_seconds
     budget = desired.budget if desired.budget is not None else job.budget
@@ -452,12 +517,14 @@ def controls(view: JobView, job: JobSummary, changes: dict[str, ChangeStatus]) -
         unsaved_work=FieldInput(value="" if seconds is None else format_interval(timedelta(seconds=seconds))),
         every=FieldInput(value=format_interval(every) if isinstance(every, timedelta) else str(every or "")),
         retention=FieldInput(value=job.desired.retention or ""),
+        on_trouble=FieldInput(value=job.desired.on_trouble or ""),
         conflict=None,
         conflict_form="",
         policy=job.desired.policy,
         preview=preview_part(job, plans.preview_settings(view.job, budget=None, every=None)),
         advice=_advice(view, job),
         changes=changes,
+        live_values=value_forms.forms_of(view) if live_values is None else live_values,
         now=view.now,
     )
 
@@ -497,6 +564,11 @@ def refused_controls(
         return replace(answer, every=FieldInput(value=typed, error=error), hold=hold)
     if form == "retention":
         return replace(answer, retention=FieldInput(value=typed, error=error))
+    if form == "trouble":
+        return replace(answer, on_trouble=FieldInput(value=typed, error=error))
     if form == "policy":
         return replace(answer, policy=typed or None)
+    if form.startswith("value "):
+        refused = value_forms.refused(shown.live_values, form.removeprefix("value "), typed, error)
+        return replace(answer, live_values=refused)
     return answer

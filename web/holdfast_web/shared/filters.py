@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from holdfast import units
+from holdfast.protocol import account
+from holdfast.protocol.account import LossCause
 from holdfast.protocol.analyses import category_of
 from holdfast.protocol.field_types import is_time
 from holdfast.protocol.ids import parse_checkpoint_id
@@ -95,6 +98,16 @@ def gpu_hours(value: float | None) -> str:
     return f"{amount(value * 3600)} GPU-s" if 0 < value < 0.01 else f"{amount(value)} GPU-h"
 
 
+def money(amount: float, currency: str) -> str:
+    return account.money(amount, currency)
+
+
+def worst_causes(hours: Mapping[LossCause, float], most: int = 2) -> list[tuple[LossCause, float]]:
+    """Return the causes with the most lost GPU-hours, the worst first."""
+    known = [(cause, lost) for cause, lost in hours.items() if lost > 0]
+    return sorted(known, key=lambda item: -item[1])[:most]
+
+
 def speed(size_bytes: int, seconds: float | None) -> str:
     """Format the rate at which bytes were written, as `123 MB/s`."""
     if not seconds or not 0 <= size_bytes / seconds < MAX_SIZE:
@@ -104,6 +117,13 @@ def speed(size_bytes: int, seconds: float | None) -> str:
 
 def size(value: int | None) -> str:
     return NONE if value is None or not 0 <= value < MAX_SIZE else units.format_bytes(value)
+
+
+def rate_of_bytes(bytes_per_second: float | None) -> str:
+    """Format as `123 MB/s`."""
+    if not bytes_per_second or not 0 < bytes_per_second < MAX_SIZE:
+        return NONE
+    return f"{size(round(bytes_per_second))}/s"
 
 
 def rate(per_second: float | None) -> str:
@@ -199,7 +219,7 @@ FILTERS = {
     function.__name__: function
     for function in (
         age, amount, browser, category_of, checkpoint_iteration, clock, count, day, duration, facts, gpu_hours,
-        interval, iso, iterations, metric, percent, pin_reason, plural, polyline, rate, share, size, speed,
-        stamp, format_rate,
+        interval, iso, iterations, metric, money, percent, pin_reason, plural, polyline, rate, rate_of_bytes,
+        share, size, speed, stamp, format_rate, worst_causes,
     )
 }  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from urllib.parse import urlencode
 
 from holdfast.pacing.settings import parse_budget, parse_every, parse_unsaved_work, parse_write_budget
+from holdfast.protocol.orders import DataSkip
 from holdfast.units import parse_seconds
 from holdfast_server.core.errors import InvalidSetting
 
@@ -63,6 +64,20 @@ def iteration(text: str) -> int:
     if not _whole(digits, most=12) or int(digits) == 0:
         raise InvalidSetting("iteration", f"{_cut(text)!r} is not an iteration: enter a positive integer")
     return int(digits)
+
+
+def data_skip(choice: str, skip_to: str, batches: str, loader: str) -> DataSkip | None:
+    """Return the data that a restore is to leave out: up to an iteration, or a number of batches of a loader."""
+    if choice == "skip":
+        return DataSkip(to_iteration=iteration(skip_to))
+    if choice != "batches":
+        return None
+    number, digits = loader.strip(), batches.strip().replace(",", "").replace("\u202f", "")
+    if not _whole(digits, most=15) or int(digits) == 0:
+        raise InvalidSetting("batches", f"{_cut(batches)!r} is no number of batches: enter a positive integer")
+    if number and not _whole(number, most=6):
+        raise InvalidSetting("loader", f"{_cut(loader)!r} is no number of a loader: they are numbered from 0")
+    return DataSkip(batches=int(digits), loader=int(number) if number else None)
 
 
 def plan_query(typed: dict[str, str]) -> str:

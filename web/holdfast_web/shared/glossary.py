@@ -7,7 +7,7 @@ TERMS = {
     "Attempt": "One start of a job's processes. Attempts are numbered; only the newest may write checkpoints.",
     "Blocking": "The part of a snapshot that training waited for.",
     "Budget": "The highest overhead that checkpointing may cause; 3.5 % by default.",
-    "Channel": "Email addresses or a webhook that receive the alerts of a project.",
+    "Channel": "Email addresses or a webhook that receive the alerts of a project, or of some of its jobs.",
     "Checkpoint cost": "Training time that one checkpoint costs: waiting and slow-down together.",
     "Checkpoint ID": "The name of a checkpoint in the store: its iteration and its lineage.",
     "Checkpoint pipeline": "The timeline lane of the snapshot and persist phases.",
@@ -44,6 +44,7 @@ TERMS = {
     "Restores": "Requests to continue a job from an earlier iteration.",
     "Retention": "The rules for which checkpoints are kept.",
     "Role": "A person's access to a project: viewer, operator or admin.",
+    "Rule": "A condition that raises an alert for each job that breaks it.",
     "Safety": "A checkpoint taken before a restore, so that the restore can be undone.",
     "Settings history": "The changes of a job's settings; each has a version.",
     "Silent": "A job without a report for a while: its process or network may be down.",
@@ -55,5 +56,6 @@ TERMS = {
     "Training progress": "The share of time that advances training, after overhead and lost work.",
     "Unsaved work": "Training since the newest durable checkpoint, lost if the job crashed now.",
     "Verification": "Reading a checkpoint back and comparing all bytes with their digests.",
+    "Weight": "A job's part of the limit of a store, relative to other jobs; 1 unless it was set.",
 }
 """One-line definitions by term."""

@@ -36,6 +36,13 @@ def _term(name: str) -> Markup:
     return Markup('<span class="term" title="{}">{}</span>').format(TERMS[name], name)
 
 
+def _help_link(place: str, subject: str) -> Markup:
+    """Return a link to the page of the guide, as in `goodput#stalls`, that explains a panel."""
+    page, _, anchor = place.partition("#")
+    address = f"/guide/{page}/{'#' if anchor else ''}{anchor}"
+    return Markup('<a class="help" href="{}" title="Guide" aria-label="Guide: {}">?</a>').format(address, subject)
+
+
 _MARKS: dict[VerdictLevel, str] = {"critical": "✗ ", "warning": "! "}
 """What precedes the title of a page."""
 
@@ -66,7 +73,7 @@ _environment = Environment(
 _environment.filters.update(FILTERS)
 _environment.globals["static"] = static_url
 _environment.tests["no_number"] = lambda value: value is not None and not math.isfinite(value)
-_environment.globals["term"] = _term
+_environment.globals["term"], _environment.globals["help_link"] = _term, _help_link
 _environment.globals["tab_title"], _environment.globals["tab_icon"] = _tab_title, tab_icon
 _environment.globals["tab_state"] = _tab_state
 _environment.globals["me"] = current_principal.get

@@ -89,7 +89,8 @@ def _joined_ranks() -> Iterator[Ranks]:
     """Join the ranks that a launcher started with this process, if there is one."""
     import torch.distributed as dist
 
-    from holdfast.distributed.ranks import Ranks, SideGroup
+    from holdfast.distributed.ranks import Ranks
+    from holdfast.distributed.side_group import SideGroup
 
     if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Ranks()

@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 import urllib3
 
 from holdfast.commands.doctor.findings import Finding, Hosts
-from holdfast.distributed.ranks import SideGroup
+from holdfast.distributed.side_group import SideGroup
 from holdfast.server_link.http_client import AgentClient, InvalidToken, RequestFailed
 from holdfast.units import duration, format_bytes
 

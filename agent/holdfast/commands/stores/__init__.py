@@ -1,4 +1,4 @@
-"""`holdfast store`: inspect, verify, scrub, drill, export and clean up a store, without a server."""
+"""`holdfast store`: inspect, verify, scrub, drill, export, import and clean up a store, without a server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import typer
 
 from holdfast.commands.console import EXIT_CODES
 from holdfast.commands.stores.drilling import drill
-from holdfast.commands.stores.export import export
+from holdfast.commands.stores.export import export, import_
 from holdfast.commands.stores.gc import gc
 from holdfast.commands.stores.listing import ls, verify
 from holdfast.commands.stores.scrubbing import scrub
@@ -14,9 +14,9 @@ from holdfast.commands.stores.show import show
 
 app = typer.Typer(
     no_args_is_help=True,
-    help=f"List, show, verify, scrub, drill, export and remove checkpoints, without a server.\n\n{EXIT_CODES}",
+    help=f"List, verify, scrub, drill, export, import and remove checkpoints, without a server.\n\n{EXIT_CODES}",
 )
-for _command in (ls, show, verify, scrub, drill, export, gc):
-    app.command()(_command)
+for _command in (ls, show, verify, scrub, drill, export, import_, gc):
+    app.command(_command.__name__.rstrip("_"))(_command)
 
 __all__ = ["app"]

@@ -1,4 +1,4 @@
-"""`holdfast store export`: a checkpoint in the format of another program."""
+"""`holdfast store export` and `import`: checkpoints in the formats of other programs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import typer
 from holdfast.commands.console import counted, fail, print_json, progress_bar, say
 from holdfast.commands.options import Json, StoredCheckpoint, StoreJob, StorePath
 from holdfast.commands.stores.arguments import chosen, opened
-from holdfast.units import format_bytes
+from holdfast.units import format_bytes, parse_bytes
 
-As = Literal["safetensors", "torch", "dcp"]
+As = Literal["safetensors", "torch", "dcp", "hf"]
 
 
 def export(
     path: StorePath,
     job: StoreJob,
     checkpoint: StoredCheckpoint,
-    target: Annotated[Path, typer.Argument(help="The file to write, or the directory for dcp.")],
+    target: Annotated[Path, typer.Argument(help="The file to write, or the directory for dcp and hf.")],
     format: Annotated[As, typer.Option(help="The format of the export; see above.")] = "safetensors",  # noqa: A002
     only: Annotated[
         str | None, typer.Option(help="Export only this object of the session, such as model.")
@@ -32,6 +32,10 @@ def export(
     degraded: Annotated[
         bool, typer.Option("--degraded", help="Export what is left of a damaged checkpoint.")
     ] = False,
+    config: Annotated[
+        Path | None, typer.Option(help="For hf: the model's config.json, or a directory with it and a tokenizer.")
+    ] = None,
+    shard_size: Annotated[str, typer.Option(help="For dcp and hf: most bytes in a file, and in memory.")] = "5GB",
     json: Json = False,
 ) -> None:
     """Verify a checkpoint and write it in a format that other programs read.
@@ -39,9 +43,10 @@ def export(
     **safetensors**: one file of tensors; with --only model, a file for model.load_state_dict(load_file(TARGET)).
     **torch**: a dict of the state_dict() of each object, for torch.load(TARGET, weights_only=True).
     **dcp**: a directory for torch.distributed.checkpoint.load.
+    **hf**: a model directory for AutoModel.from_pretrained(TARGET), with the files of --config.
 
-    Sharded tensors of several ranks are written complete. Of what each rank had for itself, such as buffers, that
-    of rank 0 is written.
+    Sharded tensors of several ranks, and stages of a pipeline, are written complete. Of what each rank had for
+    itself, such as buffers, that of rank 0 is written.
 
     TARGET is written atomically; an interrupted export leaves nothing.
 
@@ -50,7 +55,8 @@ def export(
     of what they can be replaces their other bytes. Training from such a file is no exact resume.
 
     Examples: holdfast store export checkpoints char-gpt latest gpt.safetensors --only model  ·  holdfast store
-    export checkpoints char-gpt 1200 gpt.pt --format torch
+    export checkpoints char-gpt 1200 gpt.pt --format torch  ·  holdfast store export checkpoints gpt2 latest gpt2
+    --format hf --config config.json
     """
     with opened(path) as store, _interrupt_on_sigterm():
         name = chosen(store, job, checkpoint)
@@ -61,8 +67,9 @@ def export(
         try:
             with progress_bar(f"{job} {name}") as progress:
                 made = write(
-                    store, job, name, target, format, only=only, force=force, degraded=degraded, progress=progress
-                )
+                    store, job, name, target, format, only=only, force=force, degraded=degraded, config=config,
+                    shard_bytes=int(parse_bytes(shard_size, "--shard-size")), progress=progress,
+                )  # fmt: skip
         except (FileExistsError, LookupError, ValueError) as error:
             fail(str(error.args[0]))
         except KeyboardInterrupt:
@@ -82,6 +89,62 @@ def export(
     if made.left_out:
         few = ", ".join(made.left_out[:3]) + (", …" if len(made.left_out) > 3 else "")
         say(f"left out {counted(len(made.left_out), 'value')} that are not tensors: {few}")
+
+
+def import_(
+    path: StorePath,
+    job: StoreJob,
+    source: Annotated[Path, typer.Argument(help="A directory of torch.distributed.checkpoint.save.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="The entry with the model's state, '' for names at the top. Default: model, or the top."
+        ),
+    ] = None,
+    keyword: Annotated[str, typer.Option("--as", help="The keyword of the model in the session.")] = "model",
+    iteration: Annotated[int, typer.Option(min=0, help="The iteration at which the new job begins.")] = 0,
+    shard_size: Annotated[str, typer.Option(help="Most bytes in a file, and in memory.")] = "5GB",
+    json: Json = False,
+) -> None:
+    """Begin a new job with the model of a torch.distributed.checkpoint directory (DCP), such as one of torchtitan.
+
+    JOB is the name of the new job. Its first start resumes from the model, whatever number of ranks wrote it and
+    resumes. The directory has no state that Holdfast knows of other objects: name those that start as the script
+    makes them in session.keep("optimizer", "scheduler"), before session.resume() or session.batches(...). Random
+    numbers begin with the iteration as their seed.
+
+    No code of the directory is run. An interrupted import leaves no checkpoint.
+
+    Examples: holdfast store import checkpoints llama-2 outputs/checkpoint/step-1000  ·  holdfast store import
+    checkpoints llama-2 step-1000 --model app --iteration 1000
+    """
+    if "://" not in path:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    with opened(path) as store, _interrupt_on_sigterm():
+        try:
+            from holdfast.checkpoint.dcp_import import import_dcp
+        except ModuleNotFoundError as error:
+            fail(f"import needs {error.name}: install Holdfast with its extra `torch`")
+        try:
+            most = int(parse_bytes(shard_size, "--shard-size"))
+            with progress_bar(f"{source}") as progress:
+                made = import_dcp(
+                    source, store, job, model=model, keyword=keyword, iteration=iteration, shard_bytes=most,
+                    progress=progress,
+                )  # fmt: skip
+        except ValueError as error:
+            fail(str(error.args[0]))
+        except KeyboardInterrupt:
+            fail(f"interrupted; {job} was not made")
+    if json:
+        print_json(msgspec.to_builtins(made))
+        return
+    size = format_bytes(made.size_bytes)
+    say(f"{job} begins with {made.checkpoint}: {keyword}, {counted(made.tensors, 'tensor')}, {size}")
+    if made.left_out:
+        few = ", ".join(made.left_out[:5]) + (", …" if len(made.left_out) > 5 else "")
+        say(f"left out: {few}")
+    say(f'start it with this store and holdfast.Session("{job}", {keyword}=…); session.keep names other objects')
 
 
 @contextlib.contextmanager

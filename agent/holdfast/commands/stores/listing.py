@@ -23,7 +23,7 @@ class ListedCheckpoint(msgspec.Struct, kw_only=True):
     job: str
     checkpoint: str
     state: str = "committed"
-    """committed, verified, repairable, damaged or unreadable."""
+    """committed, verified, repairable, damaged, unreadable, or removed: by retention, while it was read."""
     iteration: int | None = None
     lineage: int | None = None
     kind: str | None = None
@@ -46,7 +46,7 @@ def ls(path: StorePath, job: OnlyJob = None, json: Json = False) -> None:
     """
     with opened(path) as store:
         wanted, has_failed = named(store, job)
-        found = [described(store, *each) for each in wanted]
+        found = [row for each in wanted if (row := described(store, *each)).state != "removed"]
         for row in found:
             row.places = store.places(row.job, row.checkpoint)
         print_found(found, path, json=json)
@@ -72,7 +72,7 @@ def described(store: Store, job: str, checkpoint: str) -> ListedCheckpoint:
     try:
         manifest = restore.manifest(store, job, checkpoint)
     except (HoldfastError, OSError) as error:
-        return broken(row, error)
+        return broken(store, row, error)
     row.iteration, row.lineage, row.kind = manifest.iteration, manifest.lineage, manifest.kind
     row.created_at = manifest.created_at
     row.payload_bytes = sum(file.size_bytes for file in manifest.files)
@@ -80,9 +80,11 @@ def described(store: Store, job: str, checkpoint: str) -> ListedCheckpoint:
     return row
 
 
-def broken(row: ListedCheckpoint, error: HoldfastError | OSError) -> ListedCheckpoint:
+def broken(store: Store, row: ListedCheckpoint, error: HoldfastError | OSError) -> ListedCheckpoint:
     row.state = "damaged" if isinstance(error, DamagedCheckpoint) else "unreadable"
     row.reason = reason(error) if isinstance(error, OSError) else str(error)
+    if row.state == "damaged" and row.checkpoint not in store.checkpoints(row.job):
+        row.state, row.reason = "removed", "it was removed from the store meanwhile"
     return row
 
 
@@ -134,7 +136,7 @@ def verify(
                 say(
                     "", f"A restore repairs such damage in memory. Repair it: holdfast store scrub {path} --repair"
                 )
-    if has_failed or any(row.state != "verified" for row in found):
+    if has_failed or any(row.state not in ("verified", "removed") for row in found):
         raise typer.Exit(EXIT_REFUSED)
 
 
@@ -147,7 +149,7 @@ def _verified(store: Store, job: str, checkpoint: str, place: str) -> ListedChec
             damage: list[str] = []
             restore.verify(store, job, checkpoint, progress=progress, on_repaired=damage.append)
     except (HoldfastError, OSError) as error:
-        return broken(row, error)
+        return broken(store, row, error)
     row.state, row.reason = ("repairable", "; ".join(damage)) if damage else ("verified", None)
     return row
 

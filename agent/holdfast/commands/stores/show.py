@@ -17,7 +17,7 @@ from holdfast.checkpoint.reading import object_of
 from holdfast.commands.console import counted, fail, print_json, print_table, progress_bar, say, seconds
 from holdfast.commands.options import Json, StoredCheckpoint, StoreJob, StorePath
 from holdfast.commands.stores.arguments import chosen, opened
-from holdfast.errors import DamagedCheckpoint
+from holdfast.errors import DamagedCheckpoint, HoldfastError
 from holdfast.format.manifest import (
     MANIFEST,
     CheckpointDescription,
@@ -68,6 +68,16 @@ class ShownTensor(msgspec.Struct, kw_only=True):
     """Whether each rank has a different tensor of this name; this is that of rank 0."""
 
 
+class ShownRows(msgspec.Struct, kw_only=True):
+    """A tensor of which the checkpoint wrote only rows; the others are in files that it links."""
+
+    name: str
+    rows: int
+    """Rows that it wrote; small rows are grouped, and large ones are cut into parts."""
+    written_bytes: int
+    linked_bytes: int
+
+
 class ShownCheckpoint(CheckpointDescription, frozen=True, kw_only=True):
     """The output for a checkpoint, from its manifest."""
 
@@ -81,6 +91,8 @@ class ShownCheckpoint(CheckpointDescription, frozen=True, kw_only=True):
     objects: list[ShownObject]
     tensors: list[ShownTensor]
     """The tensors of rank 0, largest first."""
+    changed: list[ShownRows]
+    """The tensors of which it wrote only rows, those with most bytes first."""
     values: dict[str, Any]
     """Numbers and strings in the states of the objects, such as learning rates and counters."""
 
@@ -103,14 +115,45 @@ def show(
             show_tensor(store, job, name, manifest, tensor, json=json)
             return
         try:
-            shown = _shown(name, manifest)
+            shown = _shown(name, manifest, sorted(_changed(store, job, name, manifest), key=_by_bytes))
             print_json(shown) if json else _print(shown)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
             # its digest matches, so Holdfast did not write it
             raise DamagedCheckpoint(f"{name}/{MANIFEST}", f"its states are malformed ({error})") from error
 
 
-def _shown(checkpoint: str, manifest: Manifest) -> ShownCheckpoint:
+def _by_bytes(shown: ShownRows) -> tuple[int, str]:
+    return -shown.written_bytes, shown.name
+
+
+def _changed(store: Store, job: str, checkpoint: str, manifest: Manifest) -> Iterator[ShownRows]:
+    """Yield what is in the region files that the checkpoint wrote itself, but for those that cannot be read."""
+    written = {file.name for file in manifest.files if file.written_by is None}
+    for file in manifest.files:
+        layers = (file.encoding.layers if file.encoding is not None else None) or []
+        if not layers or layers[-1].name not in written:
+            continue
+        try:
+            from holdfast.incremental.region_file import read_region, require_memory  # needs NumPy
+
+            require_memory(layers[-1:])
+            with store.open_file(job, checkpoint, layers[-1].name) as opened:
+                rows = read_region(layers[-1], opened).rows
+        except (
+            HoldfastError,
+            OSError,
+            MemoryError,
+            ImportError,
+        ):  # the rest is shown; `verify` says what is wrong
+            continue
+        for tensor in manifest.tensors:
+            if tensor.file == file.name and tensor.start in rows:
+                count, size_bytes = rows[tensor.start]
+                linked_bytes = tensor.end - tensor.start - size_bytes
+                yield ShownRows(name=tensor.name, rows=count, written_bytes=size_bytes, linked_bytes=linked_bytes)
+
+
+def _shown(checkpoint: str, manifest: Manifest, changed: list[ShownRows]) -> ShownCheckpoint:
     state = state_for(manifest, SHOWN_RANK)
     tensors = [_row(name, shards) for name, shards in tensors_for(manifest, SHOWN_RANK).items()]
     objects: dict[str, list[int]] = {keyword: [] for keyword in state}
@@ -124,6 +167,7 @@ def _shown(checkpoint: str, manifest: Manifest) -> ShownCheckpoint:
         raw_bytes=raw_bytes(manifest.files),
         objects=[ShownObject(name=n, tensors=len(s), size_bytes=sum(s)) for n, s in objects.items()],
         tensors=sorted(tensors, key=lambda row: (-row.size_bytes, row.name)),
+        changed=changed,
         values=values_of(state),
     )
 
@@ -171,6 +215,7 @@ def _print(shown: ShownCheckpoint) -> None:
         [(o.name, str(o.tensors), format_bytes(o.size_bytes)) for o in shown.objects],
     )
     _print_tensors(shown)
+    _print_changed(shown)
     _print_values(shown)
 
 
@@ -186,6 +231,18 @@ def _print_tensors(shown: ShownCheckpoint) -> None:
         else:
             print_table(("TENSOR", "DTYPE", "SHAPE", "SIZE"), [each[:-1] for each in cells])
     _print_rest(len(shown.tensors) - len(rows), "smaller one")
+
+
+def _print_changed(shown: ShownCheckpoint) -> None:
+    rows = shown.changed[:MAX_REPORTED_TENSORS]
+    if rows:
+        say()
+        cells = [
+            (each.name, f"{each.rows:,}", format_bytes(each.written_bytes), format_bytes(each.linked_bytes))
+            for each in rows
+        ]
+        print_table(("CHANGED", "ROWS", "WRITTEN", "LINKED"), cells)
+    _print_rest(len(shown.changed) - len(rows), "more")
 
 
 def _print_values(shown: ShownCheckpoint) -> None:

@@ -42,7 +42,7 @@ class ChannelKind(ABC):
     signs: ClassVar[bool] = False
     """Whether a channel has a secret, which signs its messages."""
     has_incidents: ClassVar[bool] = False
-    """Whether the service keeps an incident per message, which another message resolves."""
+    """Whether the service keeps an incident per group of alerts, which a message about its end resolves."""
 
     @abstractmethod
     def recognizes(self, target: str) -> bool:
@@ -79,6 +79,10 @@ class HttpChannel(ChannelKind):
     def headers(self, outgoing: OutgoingMessage, body: bytes) -> Mapping[str, str]:
         return {"Content-Type": "application/json", "User-Agent": "holdfast"}
 
+    def url(self, outgoing: OutgoingMessage) -> str:
+        """Return where a message is posted to."""
+        return outgoing.target
+
     def recognizes(self, target: str) -> bool:
         try:
             host = urlsplit(target).hostname or ""
@@ -103,7 +107,7 @@ class HttpChannel(ChannelKind):
         if not settings.webhooks:
             raise egress.DeliveryFailed("webhooks are disabled on this server: HOLDFAST_WEBHOOKS is not on")
         body = self.body(outgoing)
-        await egress.post(outgoing.target, body, self.headers(outgoing, body), settings, lookup=lookup)
+        await egress.post(self.url(outgoing), body, self.headers(outgoing, body), settings, lookup=lookup)
 
 
 class MissingKind(ChannelKind):

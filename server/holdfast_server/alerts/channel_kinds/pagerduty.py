@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
 from holdfast_server.alerts.channel_kinds.kind import HttpChannel, OutgoingMessage, register
-from holdfast_server.alerts.messages import details, headline, link
+from holdfast_server.alerts.messages import details, headline, links
 from holdfast_server.core.alert_settings import AlertSettings
 from holdfast_server.core.encoding import to_json
 from holdfast_server.core.errors import InvalidSetting
@@ -21,7 +20,7 @@ _INTEGRATION_KEY = re.compile(r"[A-Za-z0-9]{32}")
 
 @register
 class PagerDuty(HttpChannel):
-    """A message has one incident, named by its first alert; the end of its last alert resolves it."""
+    """A group of alerts is one incident, which the end of its last alert resolves."""
 
     name = "pagerduty"
     title = "PagerDuty"
@@ -44,25 +43,22 @@ class PagerDuty(HttpChannel):
 
     def body(self, outgoing: OutgoingMessage) -> bytes:
         message, address = outgoing.message, outgoing.address
-        alert, url = message.alert, link(message, address)
-        about = (
-            ("test", message.project) if alert is None else (message.project, alert.job, alert.rule, str(alert.id))
-        )
-        key = hashlib.sha256("/".join((address, *about)).encode()).hexdigest()
+        alert, shown = message.alert, links(message, address)
         event: dict[str, object] = {
             "routing_key": urlsplit(outgoing.target).fragment,
             "event_action": "resolve" if message.event == "resolved" else "trigger",
-            "dedup_key": f"holdfast-{key}",
+            "dedup_key": message.key(address),
         }
         if message.event != "resolved":
             event["payload"] = {
                 "summary": f"{headline(message)}: {details(message)}"[:MAX_SUMMARY],
                 "source": alert.job if alert and not message.others else message.project,
-                "severity": alert.severity if alert else "info",
+                "severity": message.severity,
                 "timestamp": datetime.fromtimestamp(alert.fired_at if alert else outgoing.now, UTC).isoformat(),
                 "group": message.project,
                 "class": alert.rule if alert else "test",
                 "custom_details": message.alerts[:MAX_DETAILED] if message.others else alert,
             }
-            event |= {"client": "Holdfast"} | ({"client_url": url} if url else {})
+            event |= {"client": "Holdfast", "links": [{"href": one.url, "text": one.title} for one in shown]}
+            event |= {"client_url": shown[0].url} if address else {}
         return to_json(event)

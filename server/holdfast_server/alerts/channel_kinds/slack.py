@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast_server.alerts.channel_kinds.kind import HttpChannel, OutgoingMessage, register
-from holdfast_server.alerts.messages import as_text
+from holdfast_server.alerts.messages import links, text_lines
 
 
 @register
@@ -16,7 +16,12 @@ class Slack(HttpChannel):
     hosts = ("hooks.slack.com",)
 
     def body(self, outgoing: OutgoingMessage) -> bytes:
-        text = as_text(outgoing.message, outgoing.address)
-        for character, written in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
-            text = text.replace(character, written)
-        return msgspec.json.encode({"text": text})
+        shown = (f"<{_escaped(link.url)}|{link.title}>" for link in links(outgoing.message, outgoing.address))
+        lines = (_escaped(text_lines(outgoing.message)), " · ".join(shown))
+        return msgspec.json.encode({"text": "\n".join(filter(None, lines))})
+
+
+def _escaped(text: str) -> str:
+    for character, written in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
+        text = text.replace(character, written)
+    return text

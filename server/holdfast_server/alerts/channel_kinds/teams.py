@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast_server.alerts.channel_kinds.kind import HttpChannel, OutgoingMessage, register
-from holdfast_server.alerts.messages import MAX_TEXT, details, headline, link
+from holdfast_server.alerts.messages import MAX_TEXT, details, headline, links
 
 _COLORS = {"critical": "Attention", "warning": "Warning", "resolved": "Good"}
 
@@ -23,7 +23,7 @@ class Teams(HttpChannel):
         Its text is in text runs, which Teams does not read as Markdown: the text of errors comes from users.
         """
         message = outgoing.message
-        state = "resolved" if message.event == "resolved" else message.alert.severity if message.alert else "info"
+        state = "resolved" if message.event == "resolved" else message.severity
         color = _COLORS.get(state, "Default")
         title = {"type": "TextRun", "text": headline(message), "weight": "Bolder", "color": color}
         text = {"type": "TextRun", "text": details(message)[:MAX_TEXT]}
@@ -33,8 +33,8 @@ class Teams(HttpChannel):
             "version": "1.4",
             "body": [{"type": "RichTextBlock", "inlines": [run]} for run in (title, text)],
         }
-        if url := link(message, outgoing.address):
-            card["actions"] = [{"type": "Action.OpenUrl", "title": "Open in Holdfast", "url": url}]
+        if actions := links(message, outgoing.address):
+            card["actions"] = [{"type": "Action.OpenUrl", "title": one.title, "url": one.url} for one in actions]
         kind = "application/vnd.microsoft.card.adaptive"
         attachment = {"contentType": kind, "contentUrl": None, "content": card}
         return msgspec.json.encode({"type": "message", "attachments": [attachment]})

@@ -31,6 +31,9 @@ class Webhook(HttpChannel):
                 "url": link(message, outgoing.address) or None,
                 "alert": message.alert,
                 "alerts": message.alerts,
+                "effects": message.effects,
+                "group": message.key(outgoing.address),
+                "runbook": message.runbook or None,
             }
         )
 

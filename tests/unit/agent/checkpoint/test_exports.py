@@ -1,4 +1,5 @@
 import collections
+import json
 import math
 
 import pytest
@@ -327,3 +328,70 @@ def damage(written, name):
     data = bytearray(written.path().read_bytes())
     data[start] ^= 1
     written.path().write_bytes(data)
+
+
+def test_dcp_holds_as_much_in_a_file_and_in_memory_as_is_asked(made, tmp_path, monkeypatch):
+    written, model, optimizer = made
+    target, most = tmp_path / "dcp", 1500
+    sizes = []
+    load = exports.restore.load
+
+    def measured(*arguments, **options):
+        loaded = load(*arguments, **options)
+        sizes.append(sum(tensor.nbytes for tensor in loaded.tensors.values()))
+        return loaded
+
+    monkeypatch.setattr(exports.restore, "load", measured)
+    export(written.store, written.job, written.id, target, "dcp", shard_bytes=most)
+    assert len(list(target.glob("*.distcp"))) > 3
+    assert max(sizes) <= max(most, model.embed.weight.nbytes)
+    model_here, optimizer_here = trained(seed=1)
+    state = {"model": model_here.state_dict(), "optimizer": optimizer_here.state_dict()}
+    with pytest.warns(UserWarning, match="single process"):
+        dcp.load(state, checkpoint_id=target, no_dist=True)
+    same(state["model"], model.state_dict())
+    for number, moments in optimizer.state_dict()["state"].items():
+        same(state["optimizer"]["state"][number], moments)
+
+
+@pytest.fixture
+def plain(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
+    return commit_objects(tmp_path / "store", 7, net=model, loop=Variables(epoch=1)), model
+
+
+def test_hf_is_a_model_directory(plain, tmp_path):
+    written, model = plain
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "small"}')
+    made = export(written.store, written.job, written.id, tmp_path / "hf", "hf", config=config, shard_bytes=600)
+    index = json.loads((tmp_path / "hf/model.safetensors.index.json").read_text())
+    files = sorted(set(index["weight_map"].values()))
+    assert files == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    assert index["metadata"]["total_size"] == sum(p.nbytes for p in model.parameters())
+    found = {}
+    for file in files:
+        found |= load_file(tmp_path / "hf" / file)
+    same(found, model.state_dict())
+    assert {name for name, file in index["weight_map"].items() if file == files[0]} == {"0.bias", "0.weight"}
+    assert (tmp_path / "hf/config.json").read_text() == config.read_text()
+    assert made.tensors == 4
+    export(written.store, written.job, written.id, tmp_path / "hf", "hf", config=config, force=True)
+    assert sorted(each.name for each in (tmp_path / "hf").iterdir()) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "needs --config"), ("{}", "no model_type"), ("no JSON", "must be a model's config.json")],
+)
+def test_hf_without_the_configuration_of_a_model_is_refused(plain, tmp_path, content, words):
+    written, _ = plain
+    config = tmp_path / "config.json"
+    config.write_text(content or "")
+    with pytest.raises(ValueError, match=words):
+        export(
+            *(written.store, written.job, written.id, tmp_path / "hf", "hf"),
+            config=config if content is not None else None,
+        )
+    assert not (tmp_path / "hf").exists()

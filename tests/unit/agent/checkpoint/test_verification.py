@@ -85,7 +85,8 @@ def test_how_far_two_checkpoints_are_from_each_other_is_the_norm_of_the_differen
 def test_a_checkpoint_to_compare_with_is_opened_once_and_closed(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "READ_BYTES", 64 << 10)
     tensors = {f"model.{number}": torch.randn(100_000) for number in range(8)}
-    before, after = (commit(tmp_path, tensors, iteration=number) for number in (1, 2))
+    before = commit(tmp_path, {name: tensor + 1 for name, tensor in tensors.items()}, iteration=1)
+    after = commit(tmp_path, tensors, iteration=2)
     store, opened = ReadRecordingStore(tmp_path), []
     open_file = store.open_file
     monkeypatch.setattr(
@@ -95,6 +96,22 @@ def test_a_checkpoint_to_compare_with_is_opened_once_and_closed(tmp_path, monkey
     assert opened.count((before.id, "rank-0.safetensors")) == 1
     assert len([read for read in store.reads if read[0] == "rank-0.safetensors"]) > 4
     assert store.open == 0
+
+
+def test_only_what_differs_is_read_from_the_checkpoint_to_compare_with(tmp_path):
+    first = some()
+    second = first | {"model.large": first["model.large"].clone()}
+    second["model.large"][-1] += 1  # in its last chunk
+    before, after = commit(tmp_path, first, iteration=1), commit(tmp_path, second, iteration=2)
+    alone, paid = [], []
+    verification.reread(after.store, "job", after.id, pace=alone.append)
+    found = verification.reread(after.store, "job", after.id, before.id, pace=paid.append)
+    large = first["model.large"]
+    assert 0 < sum(paid) - sum(alone) <= large.nbytes % fmt.CHUNK_BYTES + 2 * fmt.BLOCK_BYTES
+    told = by_name(found.tensors)
+    assert {name: row["distance"] for name, row in told.items()} == dict.fromkeys(told, 0.0) | {"model.large": 1.0}
+    for name in ("model.weight", "model.large", "model.half"):
+        assert told[name]["other_norm"] == pytest.approx(first[name].double().norm().item(), rel=1e-12)
 
 
 def test_a_header_of_another_length_shifts_what_is_compared(tmp_path):

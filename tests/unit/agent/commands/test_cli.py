@@ -17,10 +17,25 @@ from tests.support.fake_server import Holdfast
 ROOT = Path(__file__).resolve().parents[4]
 SURFACE = {
     "alerts ack": ["ALERT", "--json", "--server", "--token"],
+    "account": [
+        "--by", "--json", "--label", "--owner", "--project", "--server", "--since", "--store", "--token",
+    ],
+    "alerts channels": ["--json", "--project", "--server", "--token"],
+    "alerts comment": ["ALERT", "TEXT", "--json", "--server", "--token"],
+    "alerts route": ["CHANNEL", "--json", "--label", "--owner", "--project", "--server", "--token"],
     "alerts rules": ["--json", "--project", "--server", "--token"],
+    "alerts show": ["ALERT", "--json", "--server", "--token"],
     "alerts silence": ["ALERT", "TIME_", "--json", "--server", "--token"],
     "alerts unsilence": ["ALERT", "--json", "--server", "--token"],
     "audit": [],
+    "approve": ["JOB", "REQUEST", "--json", "--server", "--token"],
+    "continue": ["JOB", "--json", "--no-wait", "--server", "--store", "--timeout", "--token"],
+    "decline": ["JOB", "REQUEST", "--json", "--server", "--token"],
+    "end": ["JOB", "--json", "--no-wait", "--server", "--timeout", "--token", "--yes", "-y"],
+    "on-trouble": ["JOB", "RULE", "--json", "--no-wait", "--server", "--token"],
+    "pause": ["JOB", "--json", "--no-wait", "--server", "--timeout", "--token"],
+    "protect": ["JOB", "--json", "--off", "--server", "--token"],
+    "value": ["JOB", "NAME", "NEW", "--json", "--no-wait", "--server", "--timeout", "--token"],
     "unsaved-work": ["JOB", "LIMIT", "--json", "--no-wait", "--server", "--token"],
     "write-budget": ["JOB", "RATE", "--json", "--no-wait", "--server", "--token"],
     "budget": ["JOB", "BUDGET", "--json", "--no-wait", "--server", "--token"],
@@ -48,6 +63,7 @@ SURFACE = {
     ],
     "policy": ["JOB", "POLICY", "--json", "--no-wait", "--server", "--token"],
     "probe": ["JOB", "--json", "--no-wait", "--server", "--timeout", "--token"],
+    "report": ["JOB", "--json", "--project", "--server", "--since", "--token"],
     "project": [],
     "reset-numbers": ["JOB", "--attempt", "--json", "--lineage", "--server", "--token"],
     "restore": [
@@ -62,13 +78,22 @@ SURFACE = {
     ],
     "serve": [],
     "show": ["JOB", "--json", "--server", "--token"],
+    "stores limit": [
+        "STORE", "RATE", "--fallback", "--holds", "--json", "--server", "--token", "--writers",
+    ],
+    "stores show": ["STORE", "--json", "--server", "--token"],
+    "stores weight": ["STORE", "JOB", "WEIGHT_", "--json", "--server", "--token"],
     "store drill": ["PATH", "JOB", "--all", "--checkpoint", "--json", "--rate", "--server", "--token"],
     "store export": [
-        "PATH", "JOB", "CHECKPOINT", "TARGET", "--degraded", "--force", "--format", "--json", "--only",
+        "PATH", "JOB", "CHECKPOINT", "TARGET", "--config", "--degraded", "--force", "--format", "--json", "--only",
+        "--shard-size",
     ],
     "store gc": [
         "PATH", "--drop", "--dry-run", "--job", "--json", "--keep", "--retention", "--server", "--token",
         "--while-running", "--yes", "-y",
+    ],
+    "store import": [
+        "PATH", "JOB", "SOURCE", "--as", "--iteration", "--json", "--model", "--shard-size",
     ],
     "store ls": ["PATH", "--job", "--json"],
     "store scrub": ["PATH", "--checkpoint", "--job", "--json", "--rate", "--repair", "--server", "--token"],

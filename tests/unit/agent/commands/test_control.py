@@ -5,6 +5,8 @@ import json
 import pytest
 
 from holdfast.commands import control
+from holdfast.store import open_store
+from holdfast.store.records import HaltNote, newest_halt
 from tests.support.fake_server import FakeServer, Holdfast
 
 
@@ -138,3 +140,16 @@ def test_an_unknown_job_is_named(holdfast: Holdfast) -> None:
     result = holdfast("pause-checkpoints", "unknown-job")
     assert result.exit_code == 1
     assert result.stderr == "holdfast: job 'unknown-job' not found; `holdfast jobs` lists the jobs\n"
+
+
+def test_a_pause_is_ended_in_the_store_where_the_user_has_no_name(
+    holdfast: Holdfast, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr("getpass.getuser", lambda: {}["the number of the user"])
+    store = open_store(tmp_path)
+    attempt = store.acquire_attempt("gpt", "first").number
+    store.append("gpt", HaltNote(attempt=attempt, state="paused", by="ana", order="o", iteration=7, at=1.0))
+    assert holdfast("continue", "gpt", "--store", tmp_path).exit_code == 0
+    note = newest_halt(store, "gpt")
+    assert note is not None
+    assert (note.state, note.by, note.order) == ("continued", "an operator", "o")

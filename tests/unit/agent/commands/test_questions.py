@@ -16,6 +16,7 @@ def test_jobs_are_listed_with_what_they_cost(holdfast: Holdfast) -> None:
         "JOB",
         "STATUS",
         "ITERATION",
+        "PROGRESS",
         "LOSS",
         "OVERHEAD",
         "BUDGET",
@@ -24,8 +25,8 @@ def test_jobs_are_listed_with_what_they_cost(holdfast: Holdfast) -> None:
         "CHECKPOINT",
         "VERDICT",
     ]
-    *columns, verdict = row.split(maxsplit=10)
-    assert columns == ["gpt", "running", "250", "nan", "2.1", "%", "3.5", "%", "50", "200"]
+    *columns, verdict = row.split(maxsplit=11)
+    assert columns == ["gpt", "running", "250", "-", "nan", "2.1", "%", "3.5", "%", "50", "200"]
     assert verdict == "Healthy: newest checkpoint 4 s old"
 
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -185,6 +186,27 @@ def test_a_store_that_does_not_answer_is_not_called_damage(
     assert (shown.exit_code, shown.stderr) == (1, "holdfast: Connection timed out\n")
 
 
+@pytest.mark.parametrize("file", ["manifest.json", "rank-0.safetensors"])
+def test_a_checkpoint_that_retention_removes_meanwhile_is_not_called_damage(
+    holdfast: Holdfast, store: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    real = LocalStore.open_file
+
+    def open_file(self: LocalStore, job: str, checkpoint: str, name: str, **options: bool) -> object:
+        if (checkpoint, name) == (checkpoint_id(10, 1), file):
+            shutil.rmtree(store / job / checkpoint)
+        return real(self, job, checkpoint, name, **options)
+
+    monkeypatch.setattr(LocalStore, "open_file", open_file)
+    result = holdfast("store", "verify" if file != "manifest.json" else "ls", store, "--json")
+    assert result.exit_code == 0
+    states = {row["checkpoint"]: row["state"] for row in json.loads(result.stdout) if row["job"] == "gpt"}
+    if file == "manifest.json":
+        assert states == {checkpoint_id(20, 1): "committed"}
+    else:
+        assert states == {checkpoint_id(10, 1): "removed", checkpoint_id(20, 1): "verified"}
+
+
 def test_verifying_reads_from_the_disk(holdfast: Holdfast, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     real = LocalStore.open_file
@@ -238,4 +260,4 @@ def test_a_job_that_is_not_there_is_refused_with_those_that_are(holdfast: Holdfa
 
 
 def test_an_address_of_another_kind_is_refused(holdfast: Holdfast) -> None:
-    assert holdfast("store", "ls", "gs://bucket/prefix").exit_code == 2
+    assert holdfast("store", "ls", "ftp://host/prefix").exit_code == 2

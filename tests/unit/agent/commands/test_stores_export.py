@@ -107,3 +107,14 @@ def test_a_signal_ends_it_and_leaves_nothing(store: Path, tmp_path: Path, number
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (1, f"holdfast: interrupted; {tmp_path / 'x'} was not written\n")
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_a_job_begins_with_an_imported_model(holdfast: Holdfast, store: Path, tmp_path: Path) -> None:
+    holdfast("store", "export", store, "job", "latest", tmp_path / "dcp", "--format", "dcp")
+    result = holdfast("store", "import", tmp_path / "new", "try", tmp_path / "dcp", "--iteration", "100")
+    assert result.exit_code == 0, result.output
+    assert "try begins with 000000000100-1: model" in result.output
+    again = holdfast("store", "import", tmp_path / "new", "try", tmp_path / "dcp")
+    assert again.exit_code == 1
+    assert "choose another name for the new job" in again.output
+    assert holdfast("store", "verify", tmp_path / "new").exit_code == 0

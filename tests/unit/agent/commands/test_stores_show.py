@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 
-from holdfast import Variables
+from holdfast import Session, Variables
 from holdfast.store import Lineage, open_store
 from tests.support.fake_server import Holdfast
 from tests.support.handmade_checkpoints import TensorShard, commit, commit_objects
@@ -52,6 +52,27 @@ def test_a_checkpoint_is_shown_as_a_person_reads_it(holdfast: Holdfast, store: P
     assert ["optimizer.param_groups.0.lr", "0.125"] in lines
     assert ["loop.best", "inf"] in lines
     assert ["loop.long", "50", "values"] in lines
+
+
+def test_the_rows_that_an_incremental_checkpoint_wrote_are_shown(holdfast: Holdfast, tmp_path: Path) -> None:
+    loop = Variables(table=torch.zeros(20_000, 32))
+    with Session("job", store=tmp_path, every=10**9, incremental=True, loop=loop) as session:
+        session.resume()
+        for row in (3, 4):
+            loop.table[row] += 1
+            session.checkpoint()
+            session.step()
+            session.wait(60)
+    first, second, *_ = open_store(tmp_path).checkpoints("job")
+    assert shown(holdfast, tmp_path, "job", first)["changed"] == []
+    row = {"name": "loop.table", "rows": 1, "written_bytes": 128, "linked_bytes": 2_559_872}
+    assert shown(holdfast, tmp_path, "job", second)["changed"] == [row]
+    lines = [line.split() for line in holdfast("store", "show", tmp_path, "job", second).stdout.splitlines()]
+    assert ["loop.table", "1", "128", "B", "2.56", "MB"] in lines
+    (region,) = (tmp_path / "job" / second).glob("*.rows")
+    region.unlink()
+    region.write_bytes(b"damaged")
+    assert shown(holdfast, tmp_path, "job", second)["changed"] == []
 
 
 def test_the_same_as_json_has_every_tensor_largest_first(holdfast: Holdfast, store: Path) -> None:

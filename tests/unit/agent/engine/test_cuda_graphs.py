@@ -15,12 +15,12 @@ from tests.support.small_session import iterate, session_of
 @pytest.fixture
 def capture(monkeypatch):
     """Runs a function as if its CUDA stream were captured."""
-    monkeypatch.setattr(training, "_uses_accelerator", lambda: True)
-    monkeypatch.setattr(training, "_is_capturing", lambda: False)
+    monkeypatch.setattr(training.accelerators, "are_in_use", lambda: True)
+    monkeypatch.setattr(training.accelerators, "is_capturing", lambda: False)
 
     def capture(function, *arguments):
         with monkeypatch.context() as now:
-            now.setattr(training, "_is_capturing", lambda: True)
+            now.setattr(training.accelerators, "is_capturing", lambda: True)
             function(*arguments)
 
     return capture

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.system import supervisor_channel
+from holdfast.system import supervisor_channel, supervisor_files
 from holdfast.system.supervisor_channel import PROGRESS_LAYOUT
 
 
@@ -35,13 +35,13 @@ class Starts:
         self.number += 1
         self.directory.mkdir()
         self.monkeypatch.chdir(self.directory)
-        self.monkeypatch.setattr(supervisor_channel, "_opened_stores", [])
+        self.monkeypatch.setattr(supervisor_files, "_opened_stores", [])
         (self.folder / "progress").write_bytes(PROGRESS_LAYOUT.pack(0, 0))
         self.caplog.clear()
 
     def end(self) -> None:
         progress = PROGRESS_LAYOUT.unpack((self.folder / "progress").read_bytes())
-        supervisor_channel.keep_stores(self.folder, progress)
+        supervisor_files.keep_stores(self.folder, progress)
 
     def train(self, iterations: int, job: str = "job", *, store: str | Path | None = None, every: int = 1) -> int:
         """Train to an iteration in a session. Return the iteration that it began at."""

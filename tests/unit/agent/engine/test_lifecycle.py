@@ -54,6 +54,7 @@ def test_how_the_process_ends(state, supervised, monkeypatch):
     replaced = supervisor_channel.EXIT_FENCED if supervised else None
     ends = {
         Life.PREEMPTED: EXIT_SIGTERM,
+        Life.ENDED: supervisor_channel.EXIT_ENDED,
         Life.RELAUNCHED: supervisor_channel.EXIT_RELAUNCH,
         Life.REPLACED: replaced,
     }

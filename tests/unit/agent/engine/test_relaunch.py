@@ -11,7 +11,7 @@ from holdfast.protocol import wire
 from holdfast.protocol.wire import Desired, RestoreOrder
 from holdfast.store import Ending, Lineage, open_store
 from holdfast.supervisor.hang_detector import RestartProgress
-from holdfast.system import supervisor_channel
+from holdfast.system import supervisor_channel, supervisor_files
 from tests.support.fake_server_connection import FakeServerConnection
 from tests.support.session_fixtures import linked as linked
 from tests.support.session_fixtures import store as store
@@ -73,7 +73,7 @@ def test_under_a_supervisor_it_saves_what_is_left_and_ends_to_be_started_again(s
         "state is kept as 000000000011-1"
     )
     assert [ending.reason for ending in open_store(store).records("job", Ending)] == ["relaunched"]
-    assert supervisor_channel.take_relaunch(supervised) == msgspec.structs.replace(ORDER, fence=1)
+    assert supervisor_files.take_relaunch(supervised) == msgspec.structs.replace(ORDER, fence=1)
 
 
 @pytest.mark.parametrize("answers", [True, False])
@@ -81,7 +81,7 @@ def test_the_next_start_carries_it_out_once_whether_or_not_the_server_can_be_ask
     store, linked, supervised, uninterrupted, answers
 ):
     relaunched(store, linked)
-    supervisor_channel.take_relaunch(supervised)
+    supervisor_files.take_relaunch(supervised)
     FakeServerConnection.first = Desired(version=2, restore=ORDER) if answers else None
     again = Trainer(store, restorable_in_place=False, seed=5, **linked).run(until=9)
     assert dict(again.losses) == {i: uninterrupted[i] for i in (7, 8, 9)}
@@ -97,7 +97,7 @@ def test_the_next_start_carries_it_out_once_whether_or_not_the_server_can_be_ask
 
 def test_one_that_is_cancelled_meanwhile_goes_on_where_it_ended(store, linked, supervised, uninterrupted):
     relaunched(store, linked)
-    supervisor_channel.take_relaunch(supervised)
+    supervisor_files.take_relaunch(supervised)
     FakeServerConnection.first = Desired(version=3)
     again = Trainer(store, restorable_in_place=False, seed=5, **linked).run(until=13)
     assert dict(again.losses) == {i: uninterrupted[i] for i in (12, 13)}
@@ -106,9 +106,9 @@ def test_one_that_is_cancelled_meanwhile_goes_on_where_it_ended(store, linked, s
 
 def test_the_note_is_of_one_start_only(store, linked, supervised):
     relaunched(store, linked)
-    assert supervisor_channel.take_relaunch(supervised) == ORDER
+    assert supervisor_files.take_relaunch(supervised) == ORDER
     assert supervisor_channel.relaunch_order() == ORDER
-    assert supervisor_channel.take_relaunch(supervised) is None
+    assert supervisor_files.take_relaunch(supervised) is None
     assert supervisor_channel.relaunch_order() is None
 
 
@@ -123,7 +123,7 @@ def test_a_damaged_checkpoint_is_no_reason_to_end(store, linked, supervised):
 
     trainer = Trainer(store, restorable_in_place=False, **linked).run(until=15, after=operator)
     assert states(trainer) == ["delivered", "failed"]
-    assert supervisor_channel.take_relaunch(supervised) is None
+    assert supervisor_files.take_relaunch(supervised) is None
     trainer.crash()
 
 

@@ -5,14 +5,8 @@ import random
 import pytest
 import xxhash
 
-from holdfast.format.parity_file import (
-    ENTRY_BYTES,
-    PARITY_BLOCK_BYTES,
-    ParityCode,
-    StripeLayout,
-    build_parity,
-    parse_parity,
-)
+from holdfast.format.parity_file import ENTRY_BYTES, PARITY_BLOCK_BYTES, ParityCode, parse_parity
+from holdfast.format.parity_stripes import StripeLayout, build_parity
 
 SIZES = [0, 1, 4095, 4096, 4097, 40_960, 40_961, 1_000_000, 3_000_000]
 

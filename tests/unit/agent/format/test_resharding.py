@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from holdfast.checkpoint import reading, restore
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
-from holdfast.format.resharding import Region, copies_for, plan_assembly
-from holdfast.format.shards import tensors_for
+from holdfast.format.resharding import copies_for, plan_assembly
+from holdfast.format.shards import Region, tensors_for
 from tests.support.read_recording_store import ReadRecordingStore
 from tests.support.sharded_checkpoints import (
     RankTensors,

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompleteParts
 from holdfast.format import manifest as fmt
-from holdfast.format import shards
-from holdfast.format.resharding import Region
-from holdfast.format.shards import merge_ranks, names_in, overlapping, require_complete, shard_error, state_for
+from holdfast.format import merged_ranks
+from holdfast.format.merged_ranks import merge_ranks, overlapping
+from holdfast.format.shards import Region, names_in, require_complete, shard_error, state_for
 from tests.support.edited_manifests import stored_and_read
 from tests.support.sharded_checkpoints import (
     RankTensors,
@@ -265,7 +265,7 @@ def test_what_only_lies_between_two_does_not_hide_that_they_overlap():
 
 
 def test_what_is_sharded_by_rows_or_in_a_grid_is_not_compared_in_pairs(monkeypatch):
-    monkeypatch.setattr(shards, "_overlapping_pair", None)
+    monkeypatch.setattr(merged_ranks, "_overlapping_pair", None)
     assert len(merge_ranks(parts(), 4).files) == 4
 
 

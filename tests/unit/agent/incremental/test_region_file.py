@@ -5,8 +5,10 @@ import pytest
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.encoding import StoredLayer
-from holdfast.incremental.region_file import encode_region, read_region
+from holdfast.incremental import region_file
+from holdfast.incremental.region_file import encode_region, open_region, read_region
 from holdfast.store.base import FileReader
+from holdfast.system.host_memory import ThreadMemory
 
 np = pytest.importorskip("numpy")
 
@@ -29,8 +31,16 @@ def region_of(leaves, seed=0):
     return b"".join(parts), rows
 
 
-def opened(data):
-    return read_region(StoredLayer("rank-0.rows", len(data), fmt.digest(data)), MemoryFile(data))
+def in_memory(layer, file):
+    return read_region(layer, file)
+
+
+def in_file(layer, file):
+    return open_region(layer, file, ThreadMemory())
+
+
+def opened(data, how=in_memory):
+    return how(StoredLayer("rank-0.rows", len(data), fmt.digest(data)), MemoryFile(data))
 
 
 def expected(plain, leaves, rows):
@@ -41,10 +51,12 @@ def expected(plain, leaves, rows):
     return bytes(laid)
 
 
+@pytest.mark.parametrize("how", [in_memory, in_file])
 @pytest.mark.parametrize("leaves", [[0], [50], [49, 50], [0, 1, 2, 7, 9, 10, 50], list(range(51))])
-def test_any_range_is_laid_over_as_the_whole_is(leaves):
+def test_any_range_is_laid_over_as_the_whole_is(leaves, how, monkeypatch):
+    monkeypatch.setattr(region_file, "PIECE_BYTES", 5 * LEAF)
     data, rows = region_of(leaves)
-    layer, plain = opened(data), random.Random(1).randbytes(END + 100)
+    layer, plain = opened(data, how), random.Random(1).randbytes(END + 100)
     laid, draw = expected(plain, leaves, rows), random.Random(2)
     for _ in range(300):
         start = draw.randrange(len(plain))
@@ -66,6 +78,13 @@ def test_a_file_that_is_not_what_was_written_is_refused():
     for changed in (data[:-1], data + b"\0", data[:-1] + bytes([data[-1] ^ 1])):
         with pytest.raises(DamagedCheckpoint, match=r"rank-0\.rows"):
             read_region(layer, MemoryFile(changed))
+
+
+def test_rows_that_are_read_later_have_no_digest_and_stay_within_the_tensor():
+    data, _ = region_of([3, 4])
+    for changed in (data[:-1], data + b"\0"):
+        with pytest.raises(DamagedCheckpoint, match=r"rank-0\.rows: is \d+ bytes long"):
+            in_file(StoredLayer("rank-0.rows", len(data), ""), MemoryFile(changed))
 
 
 def test_files_of_an_incorrect_program_are_refused_or_stay_within_the_range():

@@ -322,6 +322,103 @@ def test_results_caches_logs_and_parts_of_torch_are_not_named(named, tmp_path):
     assert named(loop, change) == []
 
 
+@pytest.mark.parametrize("name", ["p", "momentum"])
+def test_a_setting_of_a_module_of_torch_that_the_script_anneals_is_named(named, tmp_path, name):
+    part = {"p": torch.nn.Dropout(0.9), "momentum": torch.nn.BatchNorm1d(4)}[name]
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), part)
+
+    def change(iteration):
+        setattr(part, name, 0.5 / iteration)
+
+    (report,) = named(Loop(tmp_path, model), change)
+    assert report.startswith(f"model.1.{name} (")
+
+
+class Leveled(torch.utils.data.Dataset):
+    """A dataset with a difficulty, a count that nothing reads, and an epoch that the loop sets."""
+
+    def __init__(self):
+        self.level, self.reads, self.epoch, self.last = 1.0, 0, 0, None
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        self.reads += 1
+        self.last = index
+        return torch.rand(4) * self.level + self.epoch
+
+
+class Strength:
+    def __init__(self):
+        self.strength = 1
+
+    def __call__(self, samples):
+        return torch.stack(samples) * self.strength
+
+
+@pytest.mark.parametrize("make", [holdfast.DataLoader, torch.utils.data.DataLoader])
+@pytest.mark.parametrize(("workers", "number"), [(0, 1), (1, 0)])
+def test_a_number_of_a_dataset_or_collate_function_that_training_changes_is_named(
+    named, tmp_path, make, workers, number
+):
+    dataset, collate_fn = Leveled(), Strength()
+    nested = torch.utils.data.ConcatDataset([torch.utils.data.Subset(dataset, [0, 1, 2, 3]), dataset])
+    loop = Loop(tmp_path)
+    batches = loop.session.batches(
+        make(nested, batch_size=2, collate_fn=collate_fn, num_workers=workers), epochs=None
+    )
+
+    def change(iteration):
+        next(batches)
+        dataset.level, collate_fn.strength, dataset.epoch = 1 + 0.1 * iteration, iteration, iteration
+
+    reports = named(loop, change)
+    assert len(reports) == number
+    for path in ("loader.dataset.datasets[1].level (", "loader.collate_fn.strength ("):
+        assert all(path in each for each in reports)
+    assert not any(word in each for each in reports for word in ("reads", "last", "epoch"))
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """A stream with its own position."""
+
+    def __init__(self):
+        self.position = 0
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+
+    def __iter__(self):
+        while True:
+            self.position += 1
+            yield torch.full((4,), float(self.position))
+
+
+def test_the_position_of_a_stream_is_not_named(named, tmp_path):
+    loop = Loop(tmp_path)
+    batches = loop.session.batches(holdfast.DataLoader(Stream(), batch_size=2), epochs=None)
+    assert named(loop, lambda iteration: next(batches)) == []
+
+
+def test_a_number_of_a_dataset_that_variables_have_is_not_named(named, tmp_path):
+    dataset, variables = Leveled(), holdfast.Variables(level=1.0)
+    loop = Loop(tmp_path, variables=variables)
+    batches = loop.session.batches(holdfast.DataLoader(dataset, batch_size=2), epochs=None)
+
+    def change(iteration):
+        next(batches)
+        dataset.level = variables.level = 1 + 0.1 * iteration
+
+    assert named(loop, change) == []
+
+
 def test_no_code_of_the_script_runs():
     class Careful(Trainer):
         @property

@@ -26,6 +26,9 @@ FREE = {
     "section",
     "supervised",
     "waits",
+    "writing",
+    "definition",
+    "is_default",
 }
 """Fields with a fixed set of values, or whose parts are checked where they are stored."""
 

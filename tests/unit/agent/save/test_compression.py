@@ -16,7 +16,7 @@ from holdfast.checkpoint.verification import reread
 from holdfast.errors import DamagedCheckpoint, UnknownFormat
 from holdfast.format import manifest as fmt
 from holdfast.format.parity_file import ParityCode
-from holdfast.format.resharding import Region
+from holdfast.format.shards import Region
 from holdfast.save.run import RunState
 from holdfast.save.snapshotter import Snapshotter
 from holdfast.save.two_phase_commit import commit_alone
@@ -137,7 +137,8 @@ def round_trip(store, seed, monkeypatch):
     draw = random.Random(seed)
     most, own = draw.choice([(4096, 1024), (16384, 16384), (16 << 20, 1 << 20)])
     monkeypatch.setattr("holdfast.format.encoding.MOST_BLOCK_BYTES", most)
-    monkeypatch.setattr("holdfast.format.encoding.OWN_BLOCK_BYTES", own)
+    monkeypatch.setattr("holdfast.format.file_transforms.MOST_BLOCK_BYTES", most)
+    monkeypatch.setattr("holdfast.format.file_transforms.OWN_BLOCK_BYTES", own)
     monkeypatch.setattr("holdfast.save.writer.ENCODED_FILE_BYTES", draw.choice([1000, 50_000, 256 << 20]))
     monkeypatch.setattr("holdfast.checkpoint.reading.READ_BYTES", draw.choice([4096, 8 << 20]))
     tensors = random_state(draw)

@@ -10,7 +10,7 @@ import msgspec
 
 import holdfast
 from holdfast.format.manifest import CheckpointDescription
-from holdfast.format.shards import MergedRanks
+from holdfast.format.merged_ranks import MergedRanks
 from holdfast.retention import LoggedMetric
 from holdfast.save.draft import Draft, manifest_of
 
@@ -39,8 +39,8 @@ MOST_COPIED = {
     "snapshotter: replace": 5,  # the copy completes the draft: what was captured
     "snapshotter: CopyResult": 3,
     "writer: Tensor": 3,
-    "two_phase_commit: _Begin": 6,  # from rank 0 to the others
-    "two_phase_commit: replace": 4,  # what rank 0 decides
+    "two_phase_commit: _Begin": 7,  # from rank 0 to the others
+    "two_phase_commit: replace": 5,  # what rank 0 decides
     "run: Profile": 4,  # to pacing
     "reports: Checkpoint": 5,  # to the server
 }

@@ -19,6 +19,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+import xxhash
 
 from holdfast.format.manifest import CHUNK_BYTES, digest
 from holdfast.save import forked_image
@@ -72,6 +73,22 @@ def test_it_writes_the_instant_of_the_fork(file):
     assert os.pread(file, len(before), 100) == before
     assert os.pread(file, 10_000, 100 + len(before)) == others
     assert found == [[digest(before[:CHUNK_BYTES]), digest(before[CHUNK_BYTES:])], [digest(others)]]
+
+
+def test_it_hashes_and_gives_parts_of_the_instant_of_the_fork(file):
+    array, other = array_of(CHUNK_BYTES + 12_345), array_of(5_000, 1)
+    before, others = array.tobytes(), other.tobytes()
+    with image_of(array, other) as image:
+        array[:] = 1
+        digests, hashes = image.hash_leaves([4096, 1000], 7)
+        parts = image.read(0, [(0, 10), (CHUNK_BYTES - 5, CHUNK_BYTES + 5)])
+        found = image.write(file, 0, [1])
+    assert digests == [[digest(before[:CHUNK_BYTES]), digest(before[CHUNK_BYTES:])], [digest(others)]]
+    leaves = [before[at : at + 4096] for at in range(0, len(before), 4096)]
+    assert bytes(hashes[0]) == b"".join(xxhash.xxh3_64_digest(each, 7) for each in leaves)
+    assert len(hashes[1]) == 5 * 8
+    assert bytes(parts) == before[:10] + before[CHUNK_BYTES - 5 : CHUNK_BYTES + 5]
+    assert (os.pread(file, 10_000, 0), found) == (others, [[digest(others)]])
 
 
 def test_it_writes_as_often_as_it_is_asked(file, tmp_path):

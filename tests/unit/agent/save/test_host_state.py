@@ -104,7 +104,10 @@ def notices(caplog):
     return [record.getMessage() for record in caplog.records if "host state" in record.getMessage()]
 
 
-def test_it_holds_the_state_of_the_boundary(job, store):
+@pytest.mark.parametrize("incremental", [False, "auto"])
+def test_it_holds_the_state_of_the_boundary(store, incremental):
+    job = Job(store, incremental=incremental)
+    job.session.resume()
     for _ in range(3):
         job.step()
         content = job.content()
@@ -113,7 +116,10 @@ def test_it_holds_the_state_of_the_boundary(job, store):
         assert outcome.is_durable
         job.buffer.data -= 100
         job.variables.table += 3
-    assert files_of(store, outcome.checkpoint) == {"rank-0.safetensors", "rank-0.host.safetensors"}
+    first, second, third = open_store(store).checkpoints("job")
+    layers = {f"rank-0.{first}.host.base", f"rank-0.{second}.host.rows", f"rank-0.{third}.host.rows"}
+    expected = layers if incremental else {"rank-0.host.safetensors"}
+    assert files_of(store, outcome.checkpoint) == {"rank-0.safetensors", *expected}
     job.session.close()
     assert not children()
     again = resumed(store)
@@ -144,6 +150,53 @@ def test_only_arrays_outside_of_models_and_optimizers_are_forked():
     assert HostStateForks("fork", lambda *_: None).split(captured)[0].structure is not rest.structure
 
 
+def stored_bytes(store, checkpoint, file):
+    return (store / "job" / checkpoint / file).stat().st_size
+
+
+def test_a_ring_buffer_costs_what_was_written_to_it(store):
+    buffer = Buffer(rows=4000)
+    job = Job(store, buffer=buffer)
+    job.session.resume()
+    for number in range(6):
+        for _ in range(10):
+            buffer.add(number + 0.5)
+        job.step()
+        content = job.content()
+        (outcome,) = job.session.wait(60)
+        assert outcome.is_durable
+    for each in open_store(store).checkpoints("job")[1:]:
+        pages = stored_bytes(store, each, f"rank-0.{each}.host.rows") / 4096
+        assert 11 <= pages < 20, "11 rows of the buffer, which may begin within a page, and one page of the table"
+    job.session.close()
+    again = resumed(store, buffer=Buffer(rows=4000))
+    assert again.content() == content
+    again.session.close()
+
+
+def test_arrays_that_change_as_a_whole_are_written_in_full_and_others_in_part(store):
+    job = Job(store)
+    job.session.resume()
+    for number in range(4):
+        job.buffer.data[:] = number
+        job.step()
+        content = job.content()
+        assert all(outcome.is_durable for outcome in job.session.wait(60))
+    first, second, *_, last = open_store(store).checkpoints("job")
+    assert f"rank-0.{first}.host.base" in files_of(store, first)
+    assert files_of(store, second) == {
+        "rank-0.safetensors", "rank-0.host.safetensors", f"rank-0.{second}.host.base",
+    }  # fmt: skip
+    manifest = read_stored(open_store(store), "job", last).manifest
+    places = {tensor.name: tensor.file for tensor in manifest.tensors}
+    assert places["buffer.data"] == "rank-0.host.safetensors"
+    assert places["variables.table"] == f"rank-0.{second}.host.base"
+    job.session.close()
+    again = resumed(store)
+    assert again.content() == content
+    again.session.close()
+
+
 @pytest.mark.parametrize("kind", ["shared tensor", "memmap", "shared map", "not contiguous", "small"])
 def test_what_a_child_has_no_image_of_is_copied(store, tmp_path, kind):
     rows = 2048
@@ -156,7 +209,7 @@ def test_what_a_child_has_no_image_of_is_copied(store, tmp_path, kind):
     }[kind]()
     buffer = Buffer(1)
     buffer.data = data
-    job = Job(store, buffer=buffer)
+    job = Job(store, buffer=buffer, incremental=False)
     job.session.resume()
     job.step()
     content = job.content()
@@ -236,7 +289,8 @@ def test_a_killed_child_fails_its_checkpoint_alone(job, store, monkeypatch):
     assert "killed by SIGKILL" in second.reason
     assert open_store(store).checkpoints("job") == [first.checkpoint, third.checkpoint]
     assert not list(store.glob("job/.tmp-*"))
-    assert files_of(store, third.checkpoint) >= {"rank-0.host.safetensors"}
+    linked = {f"rank-0.{first.checkpoint}.host.base", f"rank-0.{third.checkpoint}.host.rows"}
+    assert files_of(store, third.checkpoint) == {"rank-0.safetensors", *linked}
 
 
 def test_children_that_are_killed_again_and_again_end_the_forks(job, store, monkeypatch, caplog):
@@ -261,10 +315,10 @@ def test_a_failed_write_leaves_no_checkpoint_and_no_child(job, store, monkeypatc
     """After EIO the same child writes a second file."""
     write, count = forked_image.ForkedImage.write, 0
 
-    def fail(self, fd, at):
+    def fail(self, *args):
         nonlocal count
         count += 1
-        write(self, fd, at)
+        write(self, *args)
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patched:

@@ -12,12 +12,14 @@ import torch
 from holdfast.checkpoint.retention_queue import RetentionQueue
 from holdfast.distributed.ranks import Ranks
 from holdfast.format import manifest as fmt
+from holdfast.pacing import Controller, PacingSettings
 from holdfast.retention import Retention
 from holdfast.save.history import History
 from holdfast.save.persister import Persister
 from holdfast.save.reports import CheckpointEvents
 from holdfast.save.saver import Saver
 from holdfast.save.snapshotter import Snapshotter
+from holdfast.save.store_shares import StoreShares
 from holdfast.store import open_store, read_manifest
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
 from tests.support.edited_manifests import decode_manifest
@@ -329,11 +331,15 @@ def run_in_any_order(max_in_flight, rng):
     history = History(store, JOB, "first", ranks=ranks, reporter=reporter, reports=reports)
     retention = RetentionQueue(store, JOB, Retention(last=1), reporter, history.training_head)
     persister = Persister(store, max_in_flight=max_in_flight, make_room=retention.make_room)
-    saver = Saver(history, Snapshotter(max_in_flight), persister, retention, reports, ranks)
+    shares = StoreShares(store, ranks, reporter, Controller(PacingSettings()))
+    saver = Saver(history, Snapshotter(max_in_flight), persister, retention, reports, ranks, shares)
 
     class Heads:
+        looking = threading.Lock()  # writers end runs side by side
+
         def run_changed(self, run, state):
-            heads.append(history.head)
+            with self.looking:
+                heads.append(history.head)
 
     snapshots = {s.id: s for s in (empty_run(i, saver, settled, Heads()) for i in range(1, 9))}
     heads.clear()

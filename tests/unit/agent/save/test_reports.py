@@ -139,7 +139,7 @@ def growth_warnings(root: Path, caplog: pytest.LogCaptureFixture, *, rules: str,
         checkpoint_events.estimate_space(JOB, captured, 1, parse_retention(rules))
         draft = SimpleNamespace(
             iteration=100 * number, lineage=1, kind="scheduled", created_at=100 * number * seconds, parent=None,
-            not_linked=None, encode_seconds=0.0,
+            not_linked=None, encode_seconds=0.0, metrics={},
         )  # fmt: skip
         result = WriteResult(stored_bytes=GB, written_bytes=GB)
         run: Any = SimpleNamespace(

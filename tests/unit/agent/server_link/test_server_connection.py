@@ -269,7 +269,7 @@ def test_what_is_measured_before_a_batch_is_sent_with_it(
         threads.append(threading.current_thread().name)
         return notice("measured") if len(threads) == 1 else None
 
-    link = links(server, measure=measure)
+    link = links(server, measures=[measure])
     link.start()
     eventually(lambda: server.messages == ["measured"])
     link.close()
@@ -694,6 +694,21 @@ def test_loss_and_return_of_the_server_are_one_line_each(
     levels = [record.levelname for record in caplog.records if record.name == "holdfast"]
     assert levels == ["WARNING", "INFO"]
     assert str(port) in caplog.records[0].getMessage()
+
+
+def test_a_server_that_closes_a_connection_after_it_answered_is_one_of_holdfast(
+    server: IngestServer, links: Callable[..., ServerConnection], caplog: pytest.LogCaptureFixture
+) -> None:
+    def hang_up(handler: BaseHTTPRequestHandler, batch: Batch) -> bool:
+        handler.close_connection = True
+        return True
+
+    link = links(server)
+    link.start()
+    server.wait(lambda: len(server.batches) >= 1)
+    server.answer = hang_up
+    eventually(lambda: caplog.messages, "a log message")
+    assert "does not accept reports (it closed the connection without a response). Training" in caplog.text
 
 
 def test_a_server_that_drips_its_answer_is_given_up(

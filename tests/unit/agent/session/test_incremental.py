@@ -12,7 +12,13 @@ from holdfast.checkpoint.export import export
 from holdfast.checkpoint.forking import fork
 from holdfast.checkpoint.scrub import scrub
 from holdfast.config import Config
+from holdfast.errors import DamagedCheckpoint
+from holdfast.protocol.wire import Checkpoint
 from holdfast.store import open_store, open_tiers
+from holdfast.store.local import LocalWriter
+from holdfast.store.local_reader import LocalReader
+from tests.support.session_fixtures import linked as linked
+from tests.support.session_fixtures import store as store
 
 ROWS, WIDTH = 20_000, 32
 
@@ -91,17 +97,23 @@ def test_a_session_resumes_exactly(tmp_path, parity, compress):
         restore.verify(store, "job", checkpoint)
 
 
-def test_it_is_off_unless_asked_for_and_can_be_switched_off(tmp_path, monkeypatch):
-    train(tmp_path / "off", incremental=None)
+def test_it_is_on_by_default_and_can_be_switched_off(tmp_path, monkeypatch):
+    train(tmp_path / "default", incremental=None)
+    store = open_store(tmp_path / "default")
+    assert "rows" in endings(store, store.checkpoints("job")[-1])
+    train(tmp_path / "off", incremental=False)
     monkeypatch.setenv("HOLDFAST_DISABLE", "incremental")
     train(tmp_path / "disabled")
-    for name in ("off", "disabled"):
+    monkeypatch.delenv("HOLDFAST_DISABLE")
+    monkeypatch.setattr("holdfast.engine.optional_parts.find_spec", lambda name: None)
+    train(tmp_path / "without NumPy", incremental=None)
+    for name in ("off", "disabled", "without NumPy"):
         store = open_store(tmp_path / name)
         assert {each for point in store.checkpoints("job") for each in endings(store, point)} == {"safetensors"}
 
 
 @pytest.mark.parametrize(
-    ("given", "found"), [("auto", "auto"), ("on", True), (True, True), ("off", False), (None, False)]
+    ("given", "found"), [("auto", "auto"), ("on", True), (True, True), ("off", False), (None, "auto")]
 )
 def test_the_setting(monkeypatch, given, found):
     assert Config.from_arguments_and_environment(incremental=given).incremental == found
@@ -130,6 +142,42 @@ def test_what_is_copied_elsewhere_is_whole(tmp_path):
     from safetensors.torch import load_file
 
     assert torch.equal(load_file(tmp_path / "model.safetensors")["bag.weight"], weight)
+
+
+def test_a_copy_reads_back_only_what_was_sent(tmp_path, monkeypatch):
+    train(tmp_path / "s")
+    store = open_store(tmp_path / "s")
+    tiers, checkpoints = open_tiers(store, tmp_path / "far"), store.checkpoints("job")
+    drain(tiers, "job", checkpoints[-2])
+    read, read_into = set(), LocalReader.read_into
+
+    def note(self, start, target):
+        read.add(self._path)
+        read_into(self, start, target)
+
+    monkeypatch.setattr(LocalReader, "read_into", note)
+    drain(tiers, "job", checkpoints[-1])
+    payload = {path.name for path in read if path.is_relative_to(tmp_path / "far") and path.suffix != ".json"}
+    newest = restore.manifest(store, "job", checkpoints[-1])
+    assert payload == {file.name for file in newest.files if file.written_by is None}
+    restore.verify(open_store(tmp_path / "far"), "job", checkpoints[-1])
+
+
+def test_a_copy_that_differs_from_what_was_sent_does_not_count(tmp_path, monkeypatch):
+    train(tmp_path / "s")
+    store = open_store(tmp_path / "s")
+    tiers, newest = open_tiers(store, tmp_path / "far"), store.checkpoints("job")[-1]
+    write = LocalWriter.write
+
+    def damage(self, file, parts, **options):
+        if file.endswith(".rows"):
+            parts = [bytes(sum(map(len, parts)))]
+        return write(self, file, parts, **options)
+
+    monkeypatch.setattr(LocalWriter, "write", damage)
+    with pytest.raises(DamagedCheckpoint, match=r"\.rows"):
+        drain(tiers, "job", newest)
+    assert not open_store(tmp_path / "far").checkpoints("job")
 
 
 def test_a_damaged_layer_is_read_from_the_copy_behind_and_replaced(tmp_path):
@@ -165,3 +213,20 @@ def test_a_start_begins_with_a_base(tmp_path):
     store = open_store(tmp_path)
     files = restore.manifest(store, "job", store.checkpoints("job")[-1]).files
     assert {file.written_by for file in files} == {None}
+
+
+def test_the_rows_that_changed_are_reported_by_tensor(store, linked):
+    loop = holdfast.Variables(table=torch.zeros(20_000, 32))
+    with holdfast.Session("job", store=store, every=10**9, incremental=True, loop=loop, **linked) as session:
+        session.resume()
+        for rows in ([1], [3, 4, 700]):
+            loop.table[rows] += 1
+            session.checkpoint()
+            session.step()
+            session.wait(60)
+        link = session._reporter.link
+    base, found = [each for each in link.of(Checkpoint) if each.state == "durable"][:2]
+    assert base.changed == []
+    (changed,) = found.changed
+    assert (changed.name, changed.rows, changed.row_bytes) == ("loop.table", 20_000, 128)
+    assert (changed.changed_rows, changed.stored_rows, changed.size_bytes) == (3, 3, loop.table.nbytes)

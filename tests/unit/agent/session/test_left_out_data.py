@@ -8,10 +8,11 @@ from torch.utils.data import DataLoader
 
 import holdfast
 from holdfast.checkpoint import restore
-from holdfast.engine.left_out_data import BatchesAnIteration
+from holdfast.engine.training import BatchesAnIteration
 from holdfast.errors import IncompatibleCheckpoint
 from holdfast.protocol import wire
-from holdfast.protocol.wire import DataSkip, Desired, LeftOutData, RestoreOrder, skip_of
+from holdfast.protocol.orders import skip_of
+from holdfast.protocol.wire import DataSkip, Desired, LeftOutData, RestoreOrder
 from holdfast.store import Lineage, open_store
 from tests.support.fake_server_connection import FakeServerConnection
 from tests.support.left_out_workloads import (

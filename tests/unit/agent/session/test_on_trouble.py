@@ -1,13 +1,18 @@
 """`on_trouble`: a job goes back by itself when its loss is wrong, and leaves out the data of that time."""
 
 import math
+import threading
 
 import pytest
 
 from holdfast.checkpoint import restore
-from holdfast.engine import trouble_rule
+from holdfast.engine import operator, trouble_rule
 from holdfast.protocol import wire
+from holdfast.protocol.orders import HaltReport, TrainingOrder, parse_on_trouble
 from holdfast.store import Lineage, open_store
+from holdfast.store.records import newest_halt
+from holdfast.system import supervisor_channel
+from tests.support.eventually import eventually
 from tests.support.left_out_workloads import LeavingOutJob, losses_without
 from tests.support.session_fixtures import linked as linked
 from tests.support.session_fixtures import store as store
@@ -124,3 +129,67 @@ def test_the_server_learns_which_lineage_the_rule_began(linked, store):
 def test_a_rule_that_makes_no_sense_is_refused(store, value):
     with pytest.raises(ValueError, match="on_trouble"):
         Troubled(store, set(), on_trouble=value)
+
+
+def test_after_restores_that_have_not_helped_training_ends_without_a_checkpoint_of_that_state(store):
+    job = Troubled(store, {12}, until_lineage=9, on_trouble="restore 1 in 1000 then end")
+    with job.session, pytest.raises(SystemExit) as ended:
+        job.run()
+    assert ended.value.code == supervisor_channel.EXIT_ENDED
+    assert not [each for each in open_store(store).checkpoints("job") if each.endswith("-2")]
+    assert newest_halt(open_store(store), "job").by == "policy"
+
+
+def test_after_restores_that_have_not_helped_training_pauses_until_an_operator_continues_it(linked, store):
+    job = Troubled(store, {12}, until_lineage=9, on_trouble="restore 1 in 1000, then pause", **linked)
+    link = job.session._reporter.link
+
+    def operator():
+        eventually(lambda: link.of(HaltReport))
+        link.desired = wire.Desired(version=2, training=TrainingOrder(id="c", action="continue", who="ana"))
+
+    thread = threading.Thread(target=operator)
+    thread.start()
+    job.run()
+    thread.join()
+    assert [(each.state, each.by) for each in link.of(HaltReport)] == [("paused", "policy"), ("continued", "ana")]
+
+
+@pytest.mark.parametrize("then", ["then sleep", "then", "pause"])
+def test_what_follows_restores_is_one_of_the_known_words(then):
+    with pytest.raises(ValueError, match="give off, observe, restore"):
+        parse_on_trouble(f"restore 1 in 10 {then}")
+
+
+def ordered(rule, at=3):
+    """Return a function for `run`: an operator sets the rule when iteration `at` ends."""
+
+    def before_step(job, iteration):
+        if iteration == at:
+            job.session._operator.receive(wire.Desired(version=1, on_trouble=rule))
+
+    return before_step
+
+
+def test_an_operator_turns_it_on_while_the_job_trains(store, linked):
+    job = Troubled(store, {7}, on_trouble="off", **linked).run(ordered("restore"))
+    assert [each.trouble for each in lineages(store)] == [None, 7]
+    assert job.losses == losses_without(range(5, 12))
+
+
+def test_an_operator_turns_it_off_or_lets_it_observe(store, linked, caplog):
+    Troubled(store, {7}, **linked).run(ordered("observe"))
+    assert len(lineages(store)) == 1
+    assert "would restore iteration 5" in caplog.text
+    other = store.with_name("other")
+    Troubled(other, {7}, **linked).run(ordered("off"))
+    assert len(lineages(other)) == 1
+    assert caplog.text.count("the loss is wrong") == 1
+
+
+def test_the_server_learns_the_rule_in_force(store, linked, monkeypatch):
+    monkeypatch.setattr(operator, "MODE_CHECK_SECONDS", 0.0)
+    job = Troubled(store, set(), on_trouble="off", **linked).run(ordered("restore 3 in 2000 then pause"))
+    events = job.session._reporter.link.of(wire.RestoreModeReport)
+    assert [events[0].on_trouble, events[-1].on_trouble] == ["off", "restore 3 in 2000 then pause"]
+    assert events[-1].batches_an_iteration == 1

@@ -28,7 +28,7 @@ from holdfast.save.snapshotter import Snapshotter
 from holdfast.server_link.http_client import RequestFailed
 from holdfast.store import Lineage, Pins, newest_pins, open_store
 from holdfast.store.local import LocalStore, LocalWriter
-from holdfast.system import supervisor_channel
+from holdfast.system import supervisor_channel, supervisor_files
 from tests.support.edited_manifests import decode_manifest, encode_manifest
 from tests.support.eventually import eventually
 from tests.support.fake_server_connection import FakeAgentClient, FakeServerConnection
@@ -586,7 +586,7 @@ def test_an_attempt_that_is_fenced_gives_way(store, linked, uninterrupted, monke
             trainer.run(until=9, after=newer_begins)
         assert ended.value.code == supervisor_channel.EXIT_FENCED
         assert trainer.session.iteration == 6
-        assert supervisor_channel.published_attempt(tmp_path).job == "job"
+        assert supervisor_files.published_attempt(tmp_path).job == "job"
     else:
         trainer.run(until=9, after=newer_begins)
         assert dict(trainer.losses) == {i: uninterrupted[i] for i in range(1, 10)}

@@ -1,5 +1,6 @@
 import collections
 import random
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -726,3 +727,14 @@ def test_state_of_a_parameter_in_another_mapping_comes_back_or_is_refused(kind):
     round_trip(Registry({"optimizer": one}), Registry({"optimizer": other}))
     (found,) = other.state.values()
     assert torch.equal(found["moment"], torch.full((2, 8), 3.0))
+
+
+def test_a_model_that_every_rank_has_is_not_taken_for_stages():
+    registry = Registry({"model": torch.nn.Linear(2, 2), "loader": Variables(position=1)})
+
+    def tree(*names):
+        return {"state": dict.fromkeys(names), "metadata": {}, "buffers": {}, "frozen": []}
+
+    state = {"model": tree("weight", "bias", "removed"), "loader": {}}
+    same = SimpleNamespace(state=state, rank_states={"1": {"loader": {}, "model": tree(*state["model"]["state"])}})
+    assert registry.localized(same) is same

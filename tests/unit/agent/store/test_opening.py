@@ -53,10 +53,12 @@ def test_a_scheme_opens_the_store_of_the_package_that_names_it() -> None:
         ("odd://x", r"store 'odd://x': .*:not_a_store returned str, which is not a Store"),
         ("gone://x", r"store 'gone://x': no_such_module:Store cannot open it: ModuleNotFoundError"),
         ("s3:/bucket", r"give a bucket and a prefix"),  # a built-in scheme is not overridden
+        ("gs:/bucket", r"give a bucket and a prefix, as in gs://my-bucket/checkpoints"),
+        ("az://", r"give a bucket and a prefix, as in az://my-bucket/checkpoints"),
         (
-            "gs://bucket/prefix",
-            r"store 'gs://bucket/prefix': no installed package has stores with the scheme gs://. Give one of: a "
-            r"directory, gone://, odd://, s3://, tape://; or pip install the package that adds gs://",
+            "ftp://host/prefix",
+            r"store 'ftp://host/prefix': no installed package has stores with the scheme ftp://. Give one of: a "
+            r"directory, az://, gone://, gs://, odd://, s3://, tape://; or pip install the package that adds ftp://",
         ),
         ("://x", "no installed package has stores with the scheme ://"),
     ],

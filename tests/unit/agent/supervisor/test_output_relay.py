@@ -11,7 +11,7 @@ import pytest
 from holdfast.protocol.tracebacks import exception_text
 from holdfast.protocol.wire import MAX_OUTPUT_CHARACTERS, MAX_OUTPUT_LINES
 from holdfast.supervisor.output_relay import OutputTail, plain, publish_end, relay
-from holdfast.system import supervisor_channel
+from holdfast.system import supervisor_files
 
 
 def tail_of(*chunks: bytes) -> OutputTail:
@@ -124,9 +124,9 @@ def test_an_output_that_ends_with_the_trainer_is_drained_at_once(tmp_path: Path)
     os.close(ending)
     relay({source: target}, control, done, tail, lambda: publish_end(tmp_path, tail))
     assert os.read(drained, 1) == b""
-    end = supervisor_channel.take_end(tmp_path)
+    end = supervisor_files.take_end(tmp_path)
     assert (end.exception, end.cause) == ("CUDA out of memory", "device_memory")
-    assert supervisor_channel.take_end(tmp_path) == supervisor_channel.EndInOutput()
+    assert supervisor_files.take_end(tmp_path) == supervisor_files.EndInOutput()
     for fd in (source, reading, target, control, drained):
         os.close(fd)
 

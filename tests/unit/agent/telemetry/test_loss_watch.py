@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from holdfast.config import OnTrouble, parse_on_trouble
+from holdfast.protocol.orders import OnTrouble, parse_on_trouble
 from holdfast.telemetry import loss_watch
 from holdfast.telemetry.loss_watch import STAYS_UP, WINDOW, LossWatch
 from holdfast_server.alerts import loss_spikes

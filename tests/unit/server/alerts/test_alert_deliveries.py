@@ -16,9 +16,10 @@ from sqlalchemy import update
 from starlette.testclient import TestClient
 
 from holdfast_server import models
-from holdfast_server.alerts import deliveries, evaluation
+from holdfast_server.accounts import projects
+from holdfast_server.alerts import deliveries, evaluation, groups
 from holdfast_server.alerts.channel_kinds.webhook import signature
-from holdfast_server.alerts.deliveries import RETRY_SECONDS, MessageSender
+from holdfast_server.alerts.deliveries import RETRY_SECONDS, UPDATE_SECONDS, WAIT_SECONDS, MessageSender
 from holdfast_server.core.alert_settings import AlertSettings
 from holdfast_server.core.settings import ServerSettings
 from holdfast_server.http.metrics import ServerMetrics
@@ -35,7 +36,7 @@ class LoopWebhook:
     """A webhook on this machine, in the event loop of the application."""
 
     def __init__(self) -> None:
-        self.status, self.got = 200, []
+        self.status, self.got, self.paths = 200, [], []
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
         self.listener = listener
@@ -52,6 +53,7 @@ class LoopWebhook:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        self.paths.append(head.split()[1])
         headers = dict(re.findall(r"^([A-Za-z-]+): (.*)\r$", head, re.MULTILINE))
         self.got.append((headers, await reader.readexactly(int(headers["Content-Length"]))))
         writer.write(f"HTTP/1.1 {self.status} Whatever\r\n\r\n".encode())
@@ -90,7 +92,7 @@ def post(client, clock, settings, hook):
     client.portal.call(hook.serve)
     chore = MessageSender(settings=settings.alerts, address="https://holdfast.example")
 
-    def post(seconds: float = 0.0) -> int:
+    def post(seconds: float = WAIT_SECONDS) -> int:
         clock.now += seconds
         return client.portal.call(chore.send_due, client.app.state.services.database, clock.now)
 
@@ -120,12 +122,7 @@ def test_pagerduty_opens_one_incident_for_an_alert_and_resolves_it(client, agent
     assert (channel["kind"], channel["secret"], "R0123" in channel["target"]) == ("pagerduty", None, False)
     fall_silent(client, agent, clock)
     post()
-    agent.at = clock.now
-    agent.train(1)
-    evaluation.evaluate(client.app.state.services.database, clock.now)
-    clock.now += 61
-    agent.train(1)
-    evaluation.evaluate(client.app.state.services.database, clock.now)
+    report_again(client, clock, [agent])
     post()
     opened, resolved = (json.loads(body) for _, body in hook.got)
     assert [event["event_action"] for event in (opened, resolved)] == ["trigger", "resolve"]
@@ -134,7 +131,12 @@ def test_pagerduty_opens_one_incident_for_an_alert_and_resolves_it(client, agent
     about = opened["payload"]
     assert (about["source"], about["severity"], about["class"]) == ("char-gpt", "critical", "silent")
     assert about["summary"].startswith("[critical] char-gpt: Agent silent")
-    assert opened["client_url"] == "https://holdfast.example/jobs/char-gpt"
+    number = client.get("/api/v1/alerts?state=all").json()["alerts"][0]["id"]
+    page = f"https://holdfast.example/alerts/{number}"
+    assert opened["client_url"] == page
+    assert opened["links"] == [
+        {"href": page, "text": "Open alert"}, {"href": f"{page}#acknowledge", "text": "Acknowledge"},
+    ]  # fmt: skip
     assert [row["state"] for row in log(client, channel)] == ["delivered"] * 2
 
 
@@ -167,21 +169,143 @@ def test_jobs_that_fall_silent_together_are_one_message_on_each_channel(client, 
     evaluate(client, clock, 130)
     assert post() == 2
     assert post() == 0
-    text = json.loads(hook.got[0][1])["text"].splitlines()
+    text = next(json.loads(body)["text"] for _, body in hook.got if b'"event"' not in body).splitlines()
     assert re.fullmatch(
         r"\[critical\] 12 jobs of default: Agent silent since \d\d:\d\d UTC: "
         r"job-a, job-b, job-c, job-d, job-e …",
         text[0],
     )
     assert text[1] == "job-a: no report for 2 min (limit 2 min): the process or its network may be down"
-    assert text[-2:] == ["and 2 more", "https://holdfast.example/alerts"]
+    assert text[-2] == "and 2 more"
+    assert re.match(r"<https://holdfast.example/alerts/\d+\|Open alert> · ", text[-1])
     body = next(json.loads(body) for _, body in hook.got if b'"event"' in body)
     assert sorted(alert["job"] for alert in body["alerts"]) == [agent.job for agent in fleet]
     assert body["alert"] == body["alerts"][0]
-    assert [row["state"] for row in log(client, slack) + log(client, webhook)] == ["delivered"] * 24
+    assert [row["state"] for row in log(client, slack) + log(client, webhook)] == ["delivered"] * 2
     report_again(client, clock, fleet[:3])
+    assert post(0) == 2
+    update = json.loads(hook.got[-1][1])["text"]
+    assert "[critical] 9 jobs of default: Agent silent" in update
+    assert "Resolved: job-a, job-b, job-c" in update
+    report_again(client, clock, fleet)
     assert post() == 2
-    assert "[resolved] 3 jobs of default: Agent silent" in json.loads(hook.got[-1][1])["text"]
+    assert "[resolved] 12 jobs of default: Agent silent" in json.loads(hook.got[-1][1])["text"]
+    assert post(1e6) == 0
+
+
+def test_jobs_that_fall_silent_minutes_later_join_the_incident_and_hours_later_open_another(
+    client, fresh_agent, clock, hook, post
+):
+    add(client, f"{hook.url}#R0123", kind="pagerduty")
+    agents = [fresh_agent(client, job=f"job-{letter}") for letter in "abc"]
+    for pause, agent in zip((0, 60, groups.WINDOW_SECONDS + 60), agents, strict=True):
+        clock.now += pause
+        agent.at = clock.now
+        agent.start()
+        agent.train(10)
+        evaluate(client, clock, 130)
+        post(UPDATE_SECONDS)
+    first, second, third = (json.loads(body) for _, body in hook.got)
+    assert first["dedup_key"] == second["dedup_key"] != third["dedup_key"]
+    assert second["payload"]["summary"].startswith("[critical] 2 jobs of default: Agent silent")
+    assert third["payload"]["summary"].startswith("[critical] job-c: Agent silent")
+
+
+def test_a_cause_and_its_effect_are_one_message_whichever_comes_first(client, agent, clock, hook, post):
+    add(client, hook.url, kind="slack")
+    rules = "/api/v1/projects/default/alert-rules"
+    client.put(f"{rules}/durable_age", json={"limit": 590})
+    client.put(f"{rules}/no_progress", json={"limit": 600})
+    agent.start()
+    agent.train(10)
+    for _ in range(60):
+        clock.now += 10
+        agent.say()
+    evaluate(client, clock)
+    for _ in range(2):
+        clock.now += 10
+        agent.say()
+    clock.now -= 10  # the message about the effect is not due yet
+    evaluate(client, clock)
+    assert {alert["rule"] for alert in client.get("/api/v1/alerts").json()["alerts"]} == {
+        "durable_age", "no_progress",
+    }  # fmt: skip
+    assert post(60) == 1
+    text = json.loads(hook.got[0][1])["text"].splitlines()
+    assert text[0] == "[critical] char-gpt: No progress"
+    assert text[2].startswith("Effect: Last durable checkpoint too old: no new durable checkpoint for ")
+
+
+def test_the_end_of_a_silenced_alert_resolves_its_incident_and_tells_no_chat(client, agent, clock, hook, post):
+    add(client, f"{hook.url}#R0123", kind="pagerduty")
+    add(client, hook.url, kind="slack")
+    fall_silent(client, agent, clock)
+    assert post() == 2
+    (alert,) = client.get("/api/v1/alerts").json()["alerts"]
+    client.post(f"/api/v1/jobs/char-gpt/alerts/{alert['id']}/silence", json={"seconds": 86400})
+    report_again(client, clock, [agent])
+    assert post() == 1
+    assert json.loads(hook.got[-1][1])["event_action"] == "resolve"
+
+
+def test_opsgenie_opens_one_alert_by_its_alias_and_closes_it(client, agent, clock, hook, post):
+    channel = add(client, f"{hook.url}#0b9c-key", kind="opsgenie")
+    assert "key" not in channel["target"]
+    fall_silent(client, agent, clock)
+    post()
+    report_again(client, clock, [agent])
+    post()
+    (headers, opened), (_, closed) = ((head, json.loads(body)) for head, body in hook.got)
+    assert headers["Authorization"] == "GenieKey 0b9c-key"
+    assert (opened["message"], opened["priority"]) == ("[critical] char-gpt: Agent silent", "P1")
+    assert hook.paths == ["/hook", f"/hook/{opened['alias']}/close?identifierType=alias"]
+    assert "[resolved] char-gpt" in closed["note"]
+
+
+def test_a_channel_receives_the_alerts_of_its_route(client, fresh_agent, clock, hook, post):
+    by_label = add(client, hook.url, kind="slack", labels={"team": "nl*"})
+    by_owner = add(client, hook.url, kind="slack", owner="ada")
+    for job, owner, labels in (("a", "ada", {"team": "vision"}), ("b", "bob", {"team": "nlp"}), ("c", "", {})):
+        agent = fresh_agent(client, job=job)
+        agent.start(owner=owner, labels=labels)
+        agent.train(10)
+    evaluate(client, clock, 130)
+    assert post() == 2
+    heads = {json.loads(body)["text"].splitlines()[0] for _, body in hook.got}
+    assert heads == {"[critical] a: Agent silent", "[critical] b: Agent silent"}
+    client.post(f"{CHANNELS}/{by_label['id']}/test")
+    assert post() == 1
+    assert "alerts of 1 job now: b." in json.loads(hook.got[-1][1])["text"]
+    changed = client.patch(f"{CHANNELS}/{by_owner['id']}", json={"owner": "*", "labels": {"team": "vision"}})
+    assert (changed.status_code, changed.json()["labels"]) == (200, {"team": "vision"})
+    refused = client.patch(f"{CHANNELS}/{by_owner['id']}", json={"labels": {"": "x"}})
+    assert (refused.status_code, refused.json()["field"]) == (422, "labels")
+
+
+def test_a_later_message_about_a_group_waits_for_the_earlier_one(client, agent, clock, hook, post):
+    """Otherwise a try of the first one would open an incident again that the second one resolved."""
+    add(client, f"{hook.url}#R0123", kind="pagerduty")
+    fall_silent(client, agent, clock)
+    hook.status = 503
+    for pause in (WAIT_SECONDS, *RETRY_SECONDS[:4]):
+        assert post(pause) == 1
+    report_again(client, clock, [agent])
+    assert post() == 0
+    hook.status, before = 200, len(hook.got)
+    assert (post(RETRY_SECONDS[4]), post(0)) == (1, 1)
+    assert [json.loads(body)["event_action"] for _, body in hook.got[before:]] == ["trigger", "resolve"]
+
+
+def test_a_rule_has_a_runbook_in_its_messages(client, agent, clock, hook, post):
+    add(client, hook.url, kind="slack")
+    url = "https://wiki.example.org/silent?a=1&b=2"
+    rule = "/api/v1/projects/default/alert-rules/silent"
+    assert client.put(rule, json={"runbook": url}).json()["runbook"] == url
+    for bad in ("javascript:alert(1)", "wiki", "https://x/ y", "https://"):
+        assert client.put(rule, json={"runbook": bad}).status_code == 422, bad
+    fall_silent(client, agent, clock)
+    post()
+    assert "<https://wiki.example.org/silent?a=1&amp;b=2|Runbook>" in json.loads(hook.got[0][1])["text"]
 
 
 def test_a_message_about_one_job_says_what_is_at_risk_and_what_to_do(client, agent, clock, hook, post):
@@ -189,7 +313,7 @@ def test_a_message_about_one_job_says_what_is_at_risk_and_what_to_do(client, age
     fall_silent(client, agent, clock)
     post()
     assert json.loads(hook.got[0][1])["text"].splitlines()[2] == (
-        "Silent for 2 min 10 s: no report from the agent; a crash has cost less than 1 s of training. "
+        "Silent for 2 min 25 s: no report from the agent; a crash has cost less than 1 s of training. "
         "If its process has ended, start the script again; else check its network."
     )
 
@@ -213,14 +337,12 @@ def test_an_incident_of_several_jobs_is_resolved_by_the_last_of_them(client, fle
     evaluate(client, clock, 130)
     assert post() == 1
     report_again(client, clock, fleet[:11])
-    post()
-    post()
-    assert len(hook.got) == 1
+    post(UPDATE_SECONDS)
     report_again(client, clock, fleet)
     post()
-    opened, resolved = (json.loads(body) for _, body in hook.got)
-    assert [event["event_action"] for event in (opened, resolved)] == ["trigger", "resolve"]
-    assert opened["dedup_key"] == resolved["dedup_key"]
+    opened, updated, resolved = (json.loads(body) for _, body in hook.got)
+    assert [event["event_action"] for event in (opened, updated, resolved)] == ["trigger", "trigger", "resolve"]
+    assert len({event["dedup_key"] for event in (opened, updated, resolved)}) == 1
     assert (opened["payload"]["source"], len(opened["payload"]["custom_details"])) == ("default", 12)
     assert {row["state"] for row in log(client, channel)} == {"delivered"}
 
@@ -229,7 +351,7 @@ def test_a_message_about_several_jobs_that_is_not_taken_is_tried_again_as_one(cl
     channel = add(client, hook.url)
     hook.status = 503
     evaluate(client, clock, 130)
-    assert (post(), post()) == (1, 0)
+    assert (post(), post(0)) == (1, 0)
     hook.status = 200
     assert (post(RETRY_SECONDS[0]), post()) == (1, 0)
     assert {(row["state"], row["tries"]) for row in log(client, channel)} == {("delivered", 2)}
@@ -256,8 +378,76 @@ def test_an_effect_of_an_open_alert_of_the_job_is_no_message(client, agent, cloc
     agent.train(1)
     evaluate(client, clock)
     assert client.get("/api/v1/alerts").json()["alerts"] == []
-    assert post() == 1
+    assert post(UPDATE_SECONDS) == 1
     assert "[resolved] char-gpt: No progress" in json.loads(hook.got[1][1])["text"]
+
+
+def stop_without_checkpoints(client, agent, clock):
+    """Open an alert about no progress, and one about no checkpoint, which it explains."""
+    client.put("/api/v1/projects/default/alert-rules/durable_age", json={"limit": 600, "severity": "critical"})
+    client.put("/api/v1/projects/default/alert-rules/no_progress", json={"severity": "warning"})
+    agent.start()
+    agent.train(10)
+    for _ in range(62):
+        clock.now += 10
+        agent.say()
+    evaluate(client, clock)
+
+
+def go_on_without_checkpoints(client, agent, clock):
+    for _ in range(2):
+        agent.at = clock.now
+        agent.train(1)
+        evaluate(client, clock)
+        clock.now += 61
+
+
+def test_an_effect_is_sent_once_its_cause_has_ended_also_to_those_who_heard_of_none(
+    client, agent, clock, hook, post
+):
+    add(client, hook.url, kind="slack", least_severity="critical")
+    stop_without_checkpoints(client, agent, clock)
+    assert post() == 0
+    go_on_without_checkpoints(client, agent, clock)
+    (left,) = client.get("/api/v1/alerts").json()["alerts"]
+    assert left["rule"] == "durable_age"
+    assert post() == 1
+    assert "[critical] char-gpt: Last durable checkpoint too old" in json.loads(hook.got[0][1])["text"]
+
+
+def test_a_channel_learns_nothing_of_a_job_that_was_moved_to_another_project(client, agent, clock, hook, post):
+    add(client, hook.url, kind="slack")
+    stop_without_checkpoints(client, agent, clock)
+    assert post() == 1
+    database = client.app.state.services.database
+    projects.add(database, "another", who="x", now=clock.now)
+    client.put("/api/v1/projects/another/alert-rules/durable_age", json={"limit": 600})
+    projects.move_job(database, "char-gpt", "another", who="x", now=clock.now)
+    go_on_without_checkpoints(client, agent, clock)
+    assert post(UPDATE_SECONDS) == 0
+    for _ in range(2):
+        agent.at = clock.now
+        agent.train(1)
+        agent.checkpoint()
+        evaluate(client, clock)
+        clock.now += 61
+    assert client.get("/api/v1/alerts").json()["alerts"] == []
+    assert post(UPDATE_SECONDS) == 1
+    assert "[resolved]" in json.loads(hook.got[1][1])["text"]
+
+
+def test_nobody_is_woken_again_by_what_was_acknowledged(client, fleet, clock, hook, post):
+    add(client, hook.url, kind="slack")
+    evaluate(client, clock, 130)
+    assert post() == 1
+    for alert in client.get("/api/v1/alerts").json()["alerts"]:
+        path = f"/api/v1/jobs/{alert['job']}/alerts/{alert['id']}/acknowledge"
+        assert client.post(path).status_code == 200
+    report_again(client, clock, fleet[:1])
+    assert post(UPDATE_SECONDS) == 0
+    report_again(client, clock, fleet)
+    assert post(UPDATE_SECONDS) == 1
+    assert "[resolved]" in json.loads(hook.got[1][1])["text"]
 
 
 def test_slack_behind_another_url_receives_its_format(client, agent, clock, hook, post):
@@ -274,7 +464,7 @@ def test_an_alert_arrives_signed(client, agent, clock, hook, post):
     ((headers, body),) = hook.got
     told = json.loads(body)
     assert (told["event"], told["alert"]["rule"], told["url"]) == (
-        "firing", "silent", "https://holdfast.example/jobs/char-gpt",
+        "firing", "silent", f"https://holdfast.example/alerts/{told['alert']['id']}",
     )  # fmt: skip
     wanted = signature(body, channel["secret"], headers["X-Holdfast-Timestamp"])
     assert headers["X-Holdfast-Signature"] == f"v1={wanted}"
@@ -304,10 +494,9 @@ def test_one_that_is_not_taken_is_tried_again_later_and_given_up_in_the_end(clie
     channel = add(client, hook.url)
     hook.status = 503
     fall_silent(client, agent, clock)
-    for pause in (0, *RETRY_SECONDS):
-        if pause:
-            assert post(pause - 1) == 0, "it is not due yet"
-        assert post(1 if pause else 0) == 1
+    for pause in (WAIT_SECONDS, *RETRY_SECONDS):
+        assert post(pause - 1) == 0, "it is not due yet"
+        assert post(1) == 1
     (row,) = log(client, channel)
     assert (row["state"], row["tries"]) == ("failed", len(RETRY_SECONDS) + 1)
     assert row["error"] == "127.0.0.1 answered with status 503"
@@ -321,6 +510,7 @@ def test_a_restart_loses_no_message(settings, clock, hook, fresh_agent):
     with TestClient(create_app(settings, clock=clock), base_url=BASE_URL) as second:
         second.portal.call(hook.serve)
         chore = MessageSender(settings=settings.alerts)
+        clock.now += WAIT_SECONDS
         assert second.portal.call(chore.send_due, second.app.state.services.database, clock.now) == 1
         assert [row["state"] for row in log(second, channel)] == ["delivered"]
         second.portal.call(hook.close)
@@ -425,13 +615,14 @@ def test_mail_arrives(mailbox, empty_database, clock, fresh_agent):
         channel = add(client, "a@example.org, b@example.org")
         fall_silent(client, fresh_agent(client), clock)
         chore = MessageSender(settings=mailbox.settings, address="https://holdfast.example")
+        clock.now += WAIT_SECONDS
         assert client.portal.call(chore.send_due, client.app.state.services.database, clock.now) == 1
         assert [row["error"] for row in log(client, channel)] == [None]
     ((recipients, content),) = mailbox.mails
     mail = message_from_bytes(content)
     assert recipients == ["a@example.org", "b@example.org"]
     assert mail["Subject"] == "[critical] char-gpt: Agent silent"
-    assert "https://holdfast.example/jobs/char-gpt" in mail.get_payload()
+    assert re.search(r"^Acknowledge: https://holdfast.example/alerts/\d+#acknowledge\r$", mail.get_payload(), re.M)
 
 
 @pytest.mark.filterwarnings("ignore:Requiring AUTH while not requiring TLS")

@@ -18,11 +18,13 @@ from holdfast.protocol.jobs import RecentFailures
 from holdfast.protocol.wire import AttemptFinished, IntervalDecision, OrderStateChange, OutputReport
 from holdfast.server_link.json_client import JsonClient
 from holdfast_server.accounts import projects
-from holdfast_server.alerts import evaluation, rules
+from holdfast_server.alerts import evaluation, incidents, rules
 from holdfast_server.alerts import facts as job_facts
 from holdfast_server.alerts.conditions import KINDS, RuleResult
 from holdfast_server.alerts.facts import EndedRestore, JobFacts
 from holdfast_server.alerts.loss_spikes import LossHistory, OpenSpike
+from holdfast_server.core.errors import UnknownAlert
+from holdfast_server.queries.ranks import RankFindings
 from tests.support.postgres import ON_SQLITE
 
 PROJECT = "/api/v1/projects/default"
@@ -32,6 +34,9 @@ GOOD = JobFacts(
 )
 SPIKING = LossHistory(
     np.arange(1, 502), np.array([*(2.5 + 0.1 * (np.arange(500) % 7)), 9.0]), np.arange(501.0), replayed_until=0
+)
+SLOW_RANK = RankFindings(
+    data_seconds=1.0, seconds=100.0, iterations=300, slowest=3, slower=0.79, slower_seconds=0.2, why="its own work"
 )
 BROKEN = {
     "no_progress": replace(GOOD, stuck_seconds=601.0),
@@ -43,6 +48,11 @@ BROKEN = {
     "exposure_gpu_hours": replace(GOOD, exposure_gpu_hours=100.1),
     "exposure_iterations": replace(GOOD, exposure_iterations=1001),
     "overhead": replace(GOOD, measured_overhead=0.05, budget=0.035),
+    "throughput_drop": replace(GOOD, throughput=79.0, usual_throughput=100.0),
+    "iteration_time": replace(GOOD, iteration_seconds=0.27, usual_iteration_seconds=0.21),
+    "goodput_low": replace(GOOD, goodput=0.31),
+    "data_wait": replace(GOOD, ranks=RankFindings(data_seconds=67.0, seconds=100.0, iterations=300)),
+    "straggler": replace(GOOD, ranks=SLOW_RANK),
     "disk_filling": replace(GOOD, store_free_bytes=10**9, room_checkpoints=2.9),
     "loss_nan": replace(GOOD, loss=math.nan),
     "loss_spike": replace(GOOD, losses=SPIKING, window=200),
@@ -70,9 +80,7 @@ def test_each_kind_is_broken_by_what_it_is_about_and_by_nothing_else(kind):
             assert said is None or not said.broken, other
 
 
-@pytest.mark.parametrize(
-    ("kind", "limit", "changes", "held", "text"),
-    [
+TEXTS = [
         ("no_progress", 600, {"stuck_seconds": 3725.0}, 0, "no new iteration for 1 h 2 min (limit 10 min)"),
         (
             "no_progress", 600, {"stuck_seconds": 1100.0, "longest_iteration_seconds": 200.0}, 0,
@@ -118,8 +126,49 @@ def test_each_kind_is_broken_by_what_it_is_about_and_by_nothing_else(kind):
             "loss_spike", 6, {"losses": SPIKING, "window": 200}, 0,
             "the loss was 9 at iteration 501, after usually 2.8: 20.9 × the usual noise above (limit 6)",
         ),
-    ],
-)  # fmt: skip
+        (
+            "throughput_drop", 20, {"throughput": 51_000.0, "usual_throughput": 81_000.0,
+            "throughput_unit": "tokens"}, 700,
+            "51,000 tokens per second, 37 % below the usual 81,000 for 11 min (limit 20 %)",
+        ),
+        (
+            "iteration_time", 25, {"iteration_seconds": 0.3, "usual_iteration_seconds": 0.2}, 600,
+            "an iteration takes 300 ms, 50 % more than the usual 200 ms for 10 min (limit 25 %)",
+        ),
+        ("goodput_low", 50, {"goodput": 0.31}, 0, "31 % of the last hour advanced training (limit 50 %)"),
+        (
+            "data_wait", 30, {"ranks": BROKEN["data_wait"].ranks}, 600,
+            "waiting for data 67 % of the time for 10 min (limit 30 %)",
+        ),
+        (
+            "straggler", 20, {"ranks": SLOW_RANK}, 0,
+            "rank 3 takes 79 % longer than the others, by its own work (limit 20 %)",
+        ),
+        (
+            "job_failed", 0,
+            {"status": "failed", "status_reason": "OSError at iteration 7", "exception": "disk"}, 0,
+            "ended with OSError at iteration 7: disk",
+        ),
+        (
+            "checkpoint_damaged", 0, {"damaged": ("000000000010-1", "000000000005-1")}, 0,
+            "checkpoint 000000000010-1 and 1 more are damaged",
+        ),
+        (
+            "restore_failed", 3600, {"order": BROKEN["restore_failed"].order}, 0,
+            "not restored to iteration 5: damaged",
+        ),
+        (
+            "restore_finished", 600, {"order": BROKEN["restore_finished"].order}, 0,
+            "restored to iteration 5 in 1.5 s",
+        ),
+]  # fmt: skip
+
+
+def test_the_text_of_each_kind_is_tested():
+    assert {kind for kind, *_ in TEXTS} == KINDS.keys()
+
+
+@pytest.mark.parametrize(("kind", "limit", "changes", "held", "text"), TEXTS)
 def test_a_message_has_the_value_beside_its_limit(kind, limit, changes, held, text):
     result = KINDS[kind].judge(replace(GOOD, **changes), limit)
     assert (result.broken, result.text(held)) == (True, text)
@@ -452,6 +501,15 @@ def test_acknowledging_says_who_and_twice_is_once(alive, client, clock, look):
     again = client.post(f"{JOB}/alerts/{alert}/acknowledge").json()
     assert (first["state"], first["acknowledged_by"]) == ("acknowledged", "operator")
     assert again["acknowledged_at"] == first["acknowledged_at"]
+
+
+def test_the_members_of_a_project_see_its_alerts_and_no_others_do(alive, client, clock, look):
+    look(130)
+    alert, database = only(client, "silent")["id"], client.app.state.services.database
+    seen = incidents.details(database, alert, visible_projects={"default"}, now=clock.now)
+    assert (seen.alert.id, [step.state for step in seen.steps]) == (alert, ["fired"])
+    with pytest.raises(UnknownAlert):
+        incidents.details(database, alert, visible_projects={"vision"}, now=clock.now)
 
 
 def test_a_silence_holds_for_the_next_incident_of_the_same(alive, client, clock, look):

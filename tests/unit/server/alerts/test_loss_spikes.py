@@ -8,6 +8,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from sqlalchemy import update
 
 from holdfast.protocol.analyses import SAME_LOSSES
 from holdfast.protocol.ids import checkpoint_id
@@ -248,6 +249,9 @@ def test_a_message_is_sent_once_about_a_spike_that_lasts(trained, client, clock,
     assert sent() == [("firing", alert["id"])]
     hold(trained, clock, look, seconds=120, loss=2.5e4)
     assert sent() == [("firing", alert["id"])]
+    rows = models.AlertDeliveryRecord
+    delivered = update(rows).values(state="delivered", payload=b"x", tries=1, ended_at=clock.now)
+    client.app.state.services.database.write(lambda session: session.execute(delivered))
     train(trained, 400)
     hold(trained, clock, look, seconds=120)
     assert sent() == [("firing", alert["id"]), ("resolved", alert["id"])]

@@ -72,6 +72,35 @@ def test_a_write_budget_is_set_for_the_selected_jobs(jobs):
     assert ask(jobs, "write_budget", "one", write_budget="lots").status_code == 422
 
 
+def test_training_of_the_selected_jobs_is_paused_and_continued(jobs):
+    asked = ask(jobs, "pause_training", "one", "three")
+    assert "Pause training of 2 jobs?" in words(asked.text)
+    assert training_order(jobs, "one") is None
+    done = act(jobs, "pause_training", "one", "three")
+    assert "2 jobs to be paused" in words(done.text)
+    assert "Continue training of 2 jobs…" in words(done.text)
+    assert [training_order(jobs, name) for name in ("one", "two", "three")] == ["pause", None, "pause"]
+    again = ask(jobs, "pause_training", "one", "two")
+    assert "Pause training of 1 job?" in words(again.text)
+    assert "training is paused already" in words(again.text)
+    act(jobs, "continue_training", "one")
+    assert [training_order(jobs, name) for name in ("one", "three")] == ["continue", "pause"]
+    assert "training is not paused" in words(ask(jobs, "continue_training", "two").text)
+
+
+def test_training_that_does_not_run_is_not_paused(jobs, fresh_agent):
+    ended = fresh_agent(jobs, job="four")
+    ended.start()
+    ended.say(AttemptFinished(at=ended.at, iteration=1, lineage=1, reason="finished"))
+    asked = ask(jobs, "pause_training", "one", "four")
+    assert "the job is finished: its training does not run" in words(asked.text)
+
+
+def training_order(client, job):
+    order = client.get(f"/api/v1/jobs/{job}/desired").json()["training"]
+    return order and order["action"]
+
+
 def test_what_one_refuses_is_told_and_the_others_take_it(jobs):
     done = set_budget(jobs, "one", "missing", "one")
     assert "1 job changed, 1 job not changed" in words(done.text)
@@ -157,8 +186,8 @@ def test_a_checkpoint_is_requested_only_of_jobs_that_run(client, fresh_agent):
 
 
 def test_an_unknown_action_is_refused(jobs):
-    assert ask(jobs, "delete", "one").status_code == 422
-    assert act(jobs, "delete", "one").status_code == 422
+    assert ask(jobs, "forget", "one").status_code == 422
+    assert act(jobs, "forget", "one").status_code == 422
 
 
 def test_ticked_jobs_lead_to_their_comparison(jobs):

@@ -363,7 +363,7 @@ def test_desired_reads_back_as_the_agents_own_type(job, client):
     edit(client, 0, budget=0.02, paused=True)
     reply = client.get(f"{JOB}/desired")
     assert msgspec.json.decode(reply.content, type=Desired) == Desired(
-        version=1, budget=0.02, paused=True, latest_attempt=1, latest_lineage=1
+        version=1, budget=0.02, paused=True, latest_attempt=1, latest_lineage=1, shares=()
     )
 
 

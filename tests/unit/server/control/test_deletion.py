@@ -8,6 +8,10 @@ from sqlalchemy import func, select
 from typer.testing import CliRunner
 
 from holdfast.cli import app
+from holdfast.protocol.orders import HaltReport
+from holdfast.protocol.store_shares import StoreReport
+from holdfast.protocol.value_rules import define
+from holdfast.protocol.values import ValueReport
 from holdfast.protocol.wire import (
     AnnotationReport,
     AttemptFinished,
@@ -17,14 +21,16 @@ from holdfast.protocol.wire import (
     IntervalDecision,
     LineageStarted,
     MachineSample,
+    MemoryReport,
     Notice,
     OrderStateChange,
     OutputReport,
+    RankPlace,
     RankTotals,
     Stall,
 )
 from holdfast_server import models
-from holdfast_server.control import deletion
+from holdfast_server.control import accounting, deletion
 from holdfast_server.core.principal import Role
 from holdfast_server.records.job_status import SILENT_AFTER_SECONDS
 from tests.support.accounts_server import OURS, OWN
@@ -55,8 +61,15 @@ def report_everything(agent):
         RankTotals(at=agent.at, lineage=1, first_iteration=1, last_iteration=9, iterations=9, seconds=1.0,
                    longest_seconds=0.2),
         MachineSample(cpu_share=0.5, **at),
+        MemoryReport(at=agent.at, host="node-1"),
+        RankPlace(at=agent.at, host="node-1"),
+        HaltReport(state="paused", **at),
+        HaltReport(state="continued", **at),
+        StoreReport(at=agent.at, address="/checkpoints", host="node-1"),
+        ValueReport(definition=define("lr_scale", 1.0, 0.01, 10.0, ()), value=1.0, **at),
     )  # fmt: skip
     client.patch(f"{job}/desired", json={"budget": 0.1}, headers={"If-Match": '"0"'}).raise_for_status()
+    client.put(f"{job}/values/lr_scale", json={"value": 0.5}).raise_for_status()
     client.post(f"{job}/checkpoints/100/verification", json={}).raise_for_status()
     placed = client.post(f"{job}/restores", json={"iteration": 100, "key": "k"}).json()
     agent.say(
@@ -68,7 +81,7 @@ def report_everything(agent):
                "gaps": [Gap(lineage=1, first_iteration=1, last_iteration=2, dropped=1)]}  # fmt: skip
     agent.send(msgspec.msgpack.encode(thinned))
 
-    def alert(session):
+    def others(session):
         row = models.AlertRecord(
             project="default", job=agent.job, rule="silent", kind="silent", severity="info", message="",
             since=agent.at,
@@ -77,12 +90,17 @@ def report_everything(agent):
         session.add_all([row, models.AlertChannelRecord(
             id=channel, project="default", name="", kind="webhook", target="", secret="", created_by="",
             least_severity="info", created_at=1.0,
+        ), models.ApprovalRecord(
+            id=f"approval-{agent.job}", job=agent.job, what="", request="", who="", owner="", created_at=1.0,
+            expires_at=1.0, state="waiting",
         )])  # fmt: skip
         session.flush()
         told = {"event": "firing", "payload": b"", "state": "failed", "created_at": 1.0, "next_at": 1.0}
         session.add(models.AlertDeliveryRecord(channel=channel, alert=row.id, **told))
+        session.add(models.AlertNoteRecord(alert=row.id, at=1.0, who="", kind="comment", text=""))
 
-    client.app.state.services.database.write(alert)
+    client.app.state.services.database.write(others)
+    accounting.keep_account(client.app.state.services.database, agent.at)
 
 
 def finish(agent):

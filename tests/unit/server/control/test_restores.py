@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+import re
 import threading
 
 import pytest
 
 from holdfast.protocol import wire
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.protocol.wire import AttemptFinished, Inventory, LeftOutData, LineageStarted, OrderStateChange
+from holdfast.protocol.wire import (
+    AttemptFinished,
+    Inventory,
+    LeftOutData,
+    LineageStarted,
+    OrderStateChange,
+    RestoreModeReport,
+)
 from holdfast_server.records import restore_orders
 from tests.support import database_queries
 from tests.support.postgres import ON_SQLITE
@@ -763,6 +771,11 @@ def test_an_order_may_leave_out_data(job, client):
                            left_out=(LeftOutData(**left_out),)))  # fmt: skip
     lineages = client.get(f"{JOB}/timeline").json()["lineages"]
     assert [each["left_out"] for each in lineages] == [[], [left_out]]
+    job.lineage, job.iteration = 2, 10
+    job.train(1)
+    assert client.get(JOB).json()["left_out"] == [left_out]
+    head = " ".join(re.sub(r"<[^>]+>", " ", client.get("/jobs/char-gpt").text).split())
+    assert "data left out: 200 batches after iteration 10" in head
 
 
 @pytest.mark.parametrize(
@@ -808,6 +821,28 @@ def test_the_dialog_offers_to_leave_out_data(job, client):
     assert sent.status_code == 303
     (placed,) = client.get(f"{JOB}/restores").json()["restores"]
     assert placed["skip"] == {"batches": None, "to_iteration": 25, "loader": None}
+
+
+def test_the_dialog_takes_a_number_of_batches_of_a_loader(job, client):
+    report = RestoreModeReport(at=job.at, iteration=30, lineage=1, mode="in_place", batches_an_iteration=2)
+    job.say(report)
+    dialog = client.get("/jobs/char-gpt/restore?checkpoint=000000000010-1").text
+    assert re.search(r'name="batches"[^>]* value="40"', dialog)
+    data = {"checkpoint": "000000000010-1", "key": "k", "data": "batches", "batches": "0", "loader": "1"}
+    refused = client.post("/jobs/char-gpt/restores", data=data)
+    assert refused.status_code == 422
+    assert "is no number of batches" in refused.text
+    assert 'value="batches" checked' in refused.text
+    assert client.post("/jobs/char-gpt/restores", data=data | {"batches": "9", "loader": "x"}).status_code == 422
+    sent = client.post("/jobs/char-gpt/restores", data=data | {"batches": "1,200"}, follow_redirects=False)
+    assert sent.status_code == 303
+    (placed,) = client.get(f"{JOB}/restores").json()["restores"]
+    assert placed["skip"] == {"batches": 1200, "to_iteration": None, "loader": 1}
+
+
+def test_where_iterations_take_different_numbers_of_batches_none_is_suggested(job, client):
+    dialog = client.get("/jobs/char-gpt/restore?checkpoint=000000000010-1").text
+    assert re.search(r'name="batches"[^>]* value=""', dialog)
 
 
 def test_a_lineage_is_inexact_for_good_after_a_degraded_restore(job, client):

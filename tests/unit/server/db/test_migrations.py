@@ -13,6 +13,7 @@ from sqlalchemy.exc import IntegrityError
 import holdfast_migrations
 from holdfast_migrations import CannotStore, Upgraded, connections, history
 from holdfast_server.core.settings import database_url
+from holdfast_server.db import Database
 from tests.support.postgres import ON_POSTGRES, ON_SQLITE, ask, check_matches_models
 
 VERSIONS = files("holdfast_migrations") / "versions"
@@ -95,6 +96,21 @@ def test_an_empty_database_gets_all_tables_and_matches_the_models(url, place):
     check_matches_models(place)
 
 
+def test_a_database_of_an_earlier_release_keeps_its_rows(url, place):
+    first = next(number for number in ALL if number > "0007")
+    holdfast_migrations.upgrade(url, "0007")
+    ask(place, JOB)
+    ask(
+        place,
+        "INSERT INTO attempts (job, uid, attempt, started_at, iteration, lineage, iterations, last_iteration, "
+        "host, pid, world_size, supervised, versions) VALUES ('j', 'u', 1, 1, 0, 0, 0, 0, '', 1, 1, false, '')",
+    )
+    assert holdfast_migrations.upgrade(url).revisions == ALL[ALL.index(first) :]
+    assert ask(place, "SELECT archived_at, on_trouble, protected FROM jobs") == [(None, None, False)]
+    assert ask(place, "SELECT uid, stores, batches_an_iteration FROM attempts") == [("u", None, None)]
+    check_matches_models(place)
+
+
 @pytest.mark.parametrize("number", ALL)
 def test_a_revision_lists_its_tables_and_columns_itself(number):
     (revision,) = (file.read_text() for file in VERSIONS.iterdir() if file.name.startswith(f"{number}_"))
@@ -136,6 +152,31 @@ def test_a_database_of_a_later_release_is_refused(url, place):
     ask(place, "UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(holdfast_migrations.DatabaseTooNew, match="9999"):
         holdfast_migrations.upgrade(url)
+
+
+@pytest.mark.parametrize("at", ["0007", ALL[-2]])
+def test_a_database_with_other_tables_of_that_revision_is_refused_and_left_alone(at, url, place):
+    """Before the first release, revisions had the same numbers and other tables."""
+    holdfast_migrations.upgrade(url, at)
+    ask(place, JOB)
+    ask(place, "ALTER TABLE jobs RENAME COLUMN recent TO latest")
+    before = tables(place)
+    with pytest.raises(holdfast_migrations.NotOurDatabase, match=rf"revision {at}, but lacks the column 'recent'"):
+        holdfast_migrations.upgrade(url)
+    assert (revision(place), tables(place)) == (at, before)
+    assert ask(place, "SELECT name FROM jobs") == [("j",)]
+
+
+def test_a_current_database_with_other_tables_is_refused_by_a_server(url, place):
+    holdfast_migrations.upgrade(url)
+    ask(place, "DROP TABLE chunks")
+    database = Database(place)
+    with pytest.raises(holdfast_migrations.NotOurDatabase, match=rf"{ALL[-1]}, but lacks the table 'chunks'"):
+        database.prepare()
+    ask(place, "CREATE TABLE chunks (job TEXT)")
+    other = Database(place)  # the file is not locked
+    with pytest.raises(holdfast_migrations.NotOurDatabase, match=r"lacks the column '\w+' of table 'chunks'"):
+        other.prepare()
 
 
 def test_a_database_of_another_program_is_refused_and_left_alone(url, place):

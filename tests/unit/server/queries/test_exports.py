@@ -84,6 +84,7 @@ def test_checkpoints_come_as_rows_with_their_state(job, client):
     found = rows(client.get(f"{EXPORT}/checkpoints.csv"))
     assert [(row["iteration"], row["state"]) for row in found] == [("10", "durable"), ("20", "failed")]
     assert found[1]["reason"] == "'=HYPERLINK(1)"
+    assert not {"metrics", "verified"} & found[0].keys()  # the list of checkpoints has them
 
 
 def test_two_stretches_far_apart_are_two_parts(job, client):

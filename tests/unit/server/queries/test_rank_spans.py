@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from holdfast.protocol.wire import RankCheckpointTimes
+from holdfast.protocol.field_types import RankCheckpointTimes
 
 JOB = "/api/v1/jobs/char-gpt"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast_server.queries.time_buckets import BUCKETS, DEFINITIONS, AttemptTime, Restored, Span, timesheet
+from holdfast_server.queries.time_buckets import BUCKETS, DEFINITIONS, AttemptTime, Interruption, Span, timesheet
 
 T = 1_790_000_000.0
 
@@ -58,8 +58,26 @@ def test_iterations_that_were_thrown_away_are_lost_with_their_waits():
 
 
 def test_a_restore_in_place_lies_between_two_lineages():
-    found, _ = seconds_of([life(0, 100)], [span(0, 40), span(55, 100, first=5)], [Restored(T + 54, 12.0)])
+    restored = Interruption("restoring", T + 42, T + 54)
+    found, _ = seconds_of([life(0, 100)], [span(0, 40), span(55, 100, first=5)], [restored])
     assert found == {"productive": 85, "restoring": 12, "unexplained": 3}
+
+
+def test_a_pause_is_neither_training_nor_unexplained():
+    pause = Interruption("paused", T + 20, T + 50, "a")
+    found, sheet = seconds_of([life(0, 100)], [span(0, 100, seconds=70.0)], [pause])
+    assert found == {"productive": 70, "paused": 30}
+    assert sheet.iterations == 10
+    found, _ = seconds_of([life(0, 40), life(45, 100, "b")], [span(0, 20), span(60, 100, uid="b")], [pause])
+    assert found == {"productive": 60, "paused": 20, "down": 5, "starting": 15}
+
+
+def test_a_window_that_begins_in_a_pause_has_the_iterations_after_it():
+    pause = Interruption("paused", T - 50, T + 50, "a")
+    lives = [life(-100, 100, trained_before=True)]
+    found, sheet = seconds_of(lives, [span(-100, 100, rows=100, seconds=100.0)], [pause])
+    assert found == {"productive": 50, "paused": 50}
+    assert sheet.iterations == 50
 
 
 def test_a_window_cuts_what_began_before_it():
@@ -94,7 +112,10 @@ spans = st.builds(
     st.sampled_from("abcd"), times, amounts, st.integers(0, 500), st.integers(1, 300), amounts, amounts, amounts,
     amounts, st.integers(-1, 900),
 )  # fmt: skip
-restores = st.builds(lambda end, seconds: Restored(T + end, seconds), times, amounts)
+restores = st.builds(
+    lambda kind, end, seconds, uid: Interruption(kind, T + end - seconds, T + end, uid),
+    st.sampled_from(["restoring", "paused"]), times, amounts, st.sampled_from([None, "a", "b"]),
+)  # fmt: skip
 
 
 @settings(max_examples=300, derandomize=True, deadline=None)

@@ -55,7 +55,8 @@ def alert(kind, message, severity="critical"):
 
 
 def totals(**fields):
-    return replace(HEALTHY, ranks=RankFindings(**{"data_seconds": 1.0, "seconds": 100.0} | fields))
+    found = {"data_seconds": 1.0, "seconds": 100.0, "iterations": 100} | fields
+    return replace(HEALTHY, ranks=RankFindings(**found))
 
 
 PAUSED = msgspec.structs.replace(SUMMARY.desired, paused=True)

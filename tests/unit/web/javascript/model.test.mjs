@@ -19,7 +19,7 @@ function timeline(changes = {}) {
   return {
     extent: [1, 20], window: [1, 20], times: [1002, 1040], now: 1041, lineage: 1, series: [series(1, 1, 20)], gaps: [],
     lineages: [{ lineage: 1, iteration: 0, last_iteration: 20, stands_until: 20, parent: null, abandoned: false }],
-    attempts: [{ attempt: 1, started_at: 1000, iteration: 0 }], checkpoints: [], stalls: [], annotations: [], troubles: [], paced: [], edits: [], orders: [],
+    attempts: [{ attempt: 1, started_at: 1000, iteration: 0 }], checkpoints: [], stalls: [], annotations: [], troubles: [], pauses: [], paced: [], edits: [], orders: [],
     ...changes,
   };
 }
@@ -31,6 +31,14 @@ test("a search in an ascending array finds the first value that is not smaller",
 
 test("values between two rows are interpolated, and clamped outside", () => {
   assert.deepEqual([0, 15, 30].map((key) => interpolate([10, 20], [1, 2], key)), [1, 1.5, 2]);
+});
+
+test("a lineage knows the data that was left out at its start, not what an earlier one left out", () => {
+  const first = timeline().lineages[0];
+  const [early, late] = [{ iteration: 5, batches: 3, loader: 0 }, { iteration: 9, batches: 200, loader: 0 }];
+  const second = { ...first, lineage: 2, iteration: 9, parent: "000000000009-1", left_out: [early, late] };
+  const model = modelOf(timeline({ lineages: [first, second] }));
+  assert.deepEqual(model.lineages.map((row) => row.leftOut), [[], [late]]);
 });
 
 test("a window converts between iterations and time", () => {

@@ -194,8 +194,19 @@ export function startRowOrder() {
 
 // ---- forms: sliders next to number fields, and drafts that live updates must not overwrite
 
-const toRange = (value, low, high) => (1000 * Math.log(value / low)) / Math.log(high / low);
-const fromRange = (step, low, high) => low * (high / low) ** (step / 1000);
+function toRange(value, { low, high, scale }) {
+  if (scale === "linear") return (1000 * (value - low)) / (high - low);
+  return (1000 * Math.log(value / low)) / Math.log(high / low);
+}
+
+function fromRange(step, { low, high, scale, whole }) {
+  const [first, last, part] = [Number(low), Number(high), step / 1000];
+  if (part === 0) return low;
+  if (part === 1) return high;
+  const value = scale === "linear" ? first + (last - first) * part : first * (last / first) ** part;
+  if (whole !== undefined) return String(Math.round(value));
+  return scale === "linear" ? String(Number(value.toPrecision(3))) : rounded(value);
+}
 
 function rounded(value) {
   return String(Number(value.toPrecision(value < 1 ? 1 : 2)));
@@ -204,13 +215,13 @@ function rounded(value) {
 function placeSliders() {
   for (const range of document.querySelectorAll("[data-log-range]")) {
     const value = Number(document.querySelector(range.dataset.logRange).value);
-    if (value > 0) range.value = toRange(value, Number(range.dataset.low), Number(range.dataset.high));
+    if (value > 0 || range.dataset.scale === "linear") range.value = toRange(value, range.dataset);
   }
 }
 
 function slide(range) {
   const field = document.querySelector(range.dataset.logRange);
-  field.value = rounded(fromRange(Number(range.value), Number(range.dataset.low), Number(range.dataset.high)));
+  field.value = fromRange(Number(range.value), range.dataset);
   field.dispatchEvent(new Event("input", { bubbles: true }));
 }
 

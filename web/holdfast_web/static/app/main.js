@@ -229,7 +229,7 @@ function startFilters() {
     location.assign(address(event.target));
   });
   document.addEventListener("keydown", (event) => {
-    const menu = event.key === "Escape" && document.querySelector(".view-options[open]");
+    const menu = event.key === "Escape" && document.querySelector(":is(.view-options, .save-view)[open]");
     if (!menu) return;
     menu.open = false;
     menu.querySelector("summary").focus();

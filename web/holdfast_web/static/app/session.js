@@ -45,10 +45,11 @@ export async function checkSession() {
 
 const isTyped = (field) =>
   field.matches("[type=checkbox], [type=radio]") ? field.checked !== field.defaultChecked
-    : field.matches("select") ? [...field.options].some((option) => option.selected !== option.defaultSelected)
+    : field.matches("select") ? field.selectedOptions[0] !== ([...field.options].find((option) => option.defaultSelected) ?? field.options[0])
       : field.value !== field.defaultValue;
 
-const nameOf = (field) => [new URL(field.form.action).pathname, field.name, field.type === "radio" ? field.value : ""].join(" ");
+// the attribute: in a form with buttons named "action", form.action is these
+const nameOf = (field) => [field.form.getAttribute("action"), field.name, field.type === "radio" ? field.value : ""].join(" ");
 
 function typedFields() {
   const fields = [...document.querySelectorAll(TYPED)].filter(isTyped);

@@ -8,6 +8,7 @@ const ROW = 26;
 const MOST_ROWS = 12;
 const UNFOLDED_ROWS = 4;
 const LOST_PX = 8;
+const LEFT_OUT_PX = 6;
 const DENSE_PX = 9;
 const TARGET_PX = 13;
 const SETTLE_MS = 80;
@@ -70,6 +71,7 @@ export class LineageLane extends CanvasLane {
     this.clipped(pen, () => {
       for (const { lineage, parts } of this.model.lineages) for (const part of parts) this.#line(pen, lineage, part);
       for (const lineage of this.model.lineages) this.#branch(pen, lineage);
+      for (const lineage of this.model.lineages) this.#leftOut(pen, lineage);
       this.#points(pen);
       for (const { lineage, parts } of this.model.lineages) for (const part of parts) this.#lostWords(pen, lineage, part);
     });
@@ -100,6 +102,28 @@ export class LineageLane extends CanvasLane {
       pen.fillRect(view.x(part.from), this.#y(lineage) - 1, view.x(part.until) - view.x(part.from), 2);
     }
     if (part.to > part.until) this.#lost(pen, part, this.#y(lineage, true));
+  }
+
+  /** Hatch the place of the data that a lineage left out at its start; it has no width in iterations. */
+  #leftOut(pen, row) {
+    if (!row.leftOut.length) return;
+    const [left, y] = [this.view.x(row.from) - 1, this.#y(row.lineage, row.abandoned)];
+    pen.fillStyle = palette.surface;
+    pen.fillRect(left, y - LEFT_OUT_PX, LEFT_OUT_PX * 2, LEFT_OUT_PX * 2);
+    pen.fillStyle = stripes(pen, palette.warn);
+    pen.fillRect(left, y - LEFT_OUT_PX, LEFT_OUT_PX * 2, LEFT_OUT_PX * 2);
+    pen.strokeStyle = palette.warn;
+    pen.lineWidth = 1;
+    pen.strokeRect(left, y - LEFT_OUT_PX, LEFT_OUT_PX * 2, LEFT_OUT_PX * 2);
+  }
+
+  #leftOutHit(x, y) {
+    const row = this.model.lineages.find(
+      (one) => one.leftOut.length && Math.abs(this.view.x(one.from) + LEFT_OUT_PX - x) <= LEFT_OUT_PX + 2 && Math.abs(this.#y(one.lineage, one.abandoned) - y) <= LEFT_OUT_PX + 2,
+    );
+    if (!row) return null;
+    const batches = row.leftOut.map(({ batches, loader }) => `${count(batches)} ${batches === 1 ? "batch" : "batches"}${loader ? ` of loader ${loader}` : ""}`);
+    return { title: `Data left out: ${batches.join(", ")}`, lines: [`Lineage ${row.lineage} goes on after iteration ${count(row.iteration)} without this data`] };
   }
 
   #lostPixels({ until, to }) {
@@ -257,7 +281,7 @@ export class LineageLane extends CanvasLane {
     const within = this.model.checkpoints.filter(
       (row) => Math.abs(this.view.x(row.x) - x) < 8 && Math.abs(this.#y(row.lineage, row.abandoned) - y) < ROW / 2,
     );
-    if (within.length === 0) return this.#lostHit(x, y);
+    if (within.length === 0) return this.#leftOutHit(x, y) ?? this.#lostHit(x, y);
     // retired points are small: one may lie below the glyph of another one
     const kept = within.filter((row) => row.state !== "missing");
     const near = kept.length ? kept : within;

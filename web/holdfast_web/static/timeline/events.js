@@ -47,11 +47,12 @@ function orders(model) {
     x: place(model, order.from_iteration, order.transitions.find((step) => step.state === "restoring")?.at ?? order.created_at),
     mark: "restore",
     open: !["restored", "failed", "cancelled", "expired", "superseded"].includes(order.state),
-    text: `restore to ${count(order.iteration)}${order.state === "restored" ? "" : `: ${order.state}`}`,
+    text: `restore to ${count(order.iteration)}${order.skip ? " without data" : ""}${order.state === "restored" ? "" : `: ${order.state}`}`,
     title: `Restore to iteration ${count(order.iteration)}: ${order.state}`,
     lines: [
       `Requested by ${order.who} at ${clock(order.created_at)}${zone()}`,
       ...(order.seconds != null ? [`Took ${duration(order.seconds)}, started lineage ${order.new_lineage ?? "–"}`] : []),
+      ...(order.skip ? [`Leaves out the data ${order.skip.batches ? `of ${count(order.skip.batches)} batches` : `up to iteration ${count(order.skip.to_iteration)}`}`] : []),
       ...(order.reason ? [order.reason] : []),
     ],
   }));
@@ -85,6 +86,21 @@ function troubles(model) {
   }));
 }
 
+function pauses(model) {
+  return model.pauses.map((row) => ({
+    x: row.x,
+    mark: "pause",
+    open: row.abandoned,
+    text: row.ended_at == null ? "paused" : `paused ${duration(row.ended_at - row.at)}`,
+    title: `Training paused after iteration ${count(row.iteration)}`,
+    lines: [
+      `By ${row.who} at ${clock(row.at)}${zone()}`,
+      ...(row.ended_at == null ? [] : [`For ${duration(row.ended_at - row.at)}, until ${clock(row.ended_at)}${zone()}`]),
+      ...(row.abandoned ? [`On abandoned lineage ${row.lineage}`] : []),
+    ],
+  }));
+}
+
 function flag(pen, x, y) {
   pen.moveTo(x - 3, y + 6);
   pen.lineTo(x - 3, y - 5);
@@ -101,7 +117,7 @@ function cross(pen, x, y) {
 
 export class EventLane extends CanvasLane {
   setModel(model) {
-    this.events = [...annotations(model), ...troubles(model), ...edits(model), ...attempts(model), ...orders(model)]
+    this.events = [annotations, troubles, pauses, edits, attempts, orders].flatMap((eventsOf) => eventsOf(model))
       .map((event) => ({ ...event, x: Math.max(event.x, model.extent[0]) }))
       .sort((a, b) => a.x - b.x);
     super.setModel(model);
@@ -140,7 +156,7 @@ export class EventLane extends CanvasLane {
   }
 
   #mark(pen, event, x, y) {
-    const color = { edit: palette.budget, start: palette.accent, crash: palette.bad, restore: palette.info, tick: palette.muted, note: palette.text, trouble: palette.bad }[event.mark];
+    const color = { edit: palette.budget, start: palette.accent, crash: palette.bad, restore: palette.info, tick: palette.muted, note: palette.text, pause: palette.text, trouble: palette.bad }[event.mark];
     pen.fillStyle = event.open ? palette.surface : color;
     pen.strokeStyle = color;
     pen.lineWidth = 1.5;
@@ -149,6 +165,10 @@ export class EventLane extends CanvasLane {
     else if (event.mark === "tick") pen.rect(x - 0.5, y - 5, 1, 10);
     else if (event.mark === "note") flag(pen, x, y);
     else if (event.mark === "trouble") cross(pen, x, y);
+    else if (event.mark === "pause") {
+      pen.rect(x - 4, y - 4.5, 2.5, 9);
+      pen.rect(x + 1.5, y - 4.5, 2.5, 9);
+    }
     else if (event.mark === "restore") {
       pen.arc(x, y, 4, Math.PI * 0.9, Math.PI * 2.5);
       pen.stroke();

@@ -206,7 +206,8 @@ function spanOf(checkpoint, secondsEach, axis, end) {
 
 /** Place lineages on the axis: each part is current up to `until` and lost beyond. */
 function placeLineages(lineages, timeline, axis) {
-  return lineages.map((row) => {
+  return lineages.map((lineage) => {
+    const row = { ...lineage, leftOut: (lineage.left_out ?? []).filter((one) => one.iteration === lineage.iteration) };
     const own = timeline.series.filter((series) => series.lineage === row.lineage && series.at.length);
     if (axis === "time") return { ...row, from: row.at, parts: own.map(timedPart) };
     const until = row.abandoned ? row.iteration : row.stands_until;
@@ -269,6 +270,7 @@ export function modelOf(timeline) {
     spans: assignRows(spans, 3),
     annotations: timeline.annotations.map((row) => ({ ...row, x: axis === "time" ? row.at : row.iteration })),
     troubles: timeline.troubles.map((row) => ({ ...row, x: axis === "time" ? row.at : row.iteration })),
+    pauses: timeline.pauses.map((row) => ({ ...row, x: axis === "time" ? row.at : row.iteration })),
     stalls: timeline.stalls.map((row) => ({ ...row, x: axis === "time" ? row.at : row.iteration })),
     lineages: placeLineages(timeline.lineages, timeline, axis),
     // by iteration, only current decisions; by time, all

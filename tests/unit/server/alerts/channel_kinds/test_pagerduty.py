@@ -34,4 +34,4 @@ def test_a_message_about_many_jobs_is_within_the_limit_of_the_service(outgoing):
     assert len(body) <= 512_000
     sent = json.loads(body)
     assert (sent["routing_key"], sent["event_action"]) == ("R0123", "trigger")
-    assert sent["payload"]["summary"].startswith("[warning] 1 jobs of default")
+    assert sent["payload"]["summary"].startswith("[warning] 1 job of default")

@@ -14,5 +14,6 @@ def test_its_webhooks_are_recognized_and_those_of_similar_hosts_are_not():
 
 def test_what_slack_reads_as_markup_is_escaped(outgoing):
     assert json.loads(Slack().body(outgoing())) == {
-        "text": "[warning] char-gpt: Loss not finite\nloss is &lt;nan&gt; &amp; rising @everyone\nhttps://h/jobs/char-gpt"
+        "text": "[warning] char-gpt: Loss not finite\nloss is &lt;nan&gt; &amp; rising @everyone\n"
+        "<https://h/alerts/1|Open alert> · <https://h/alerts/1#acknowledge|Acknowledge>"
     }

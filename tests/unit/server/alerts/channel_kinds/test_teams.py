@@ -25,7 +25,7 @@ def test_an_adaptive_card_has_plain_text_and_a_link(outgoing):
     (attachment,) = sent["attachments"]
     assert (sent["type"], attachment["contentType"]) == ("message", "application/vnd.microsoft.card.adaptive")
     card = attachment["content"]
-    assert (card["type"], card["actions"][0]["url"]) == ("AdaptiveCard", "https://h/jobs/char-gpt")
+    assert (card["type"], card["actions"][0]["url"]) == ("AdaptiveCard", "https://h/alerts/1")
     title, text = (block["inlines"][0] for block in card["body"])
     assert (title["type"], title["text"], title["color"]) == (
         "TextRun", "[warning] char-gpt: Loss not finite", "Warning",

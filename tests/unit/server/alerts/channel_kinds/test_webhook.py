@@ -22,4 +22,4 @@ def test_the_signature_covers_the_time_and_the_body(outgoing):
     wanted = hmac.new(b"s3cret", b"1000." + body, hashlib.sha256).hexdigest()
     assert headers["X-Holdfast-Signature"] == f"v1={wanted}"
     assert (headers["X-Holdfast-Timestamp"], headers["X-Holdfast-Delivery"]) == ("1000", "7")
-    assert (json.loads(body)["delivery"], json.loads(body)["url"]) == (7, "https://h/jobs/char-gpt")
+    assert (json.loads(body)["delivery"], json.loads(body)["url"]) == (7, "https://h/alerts/1")

@@ -1,0 +1,64 @@
+"""Commands about protected jobs: protect, and approve or decline what is asked of them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from holdfast.client import Client
+from holdfast.commands.console import fail, print_or_json, with_client
+from holdfast.commands.options import JobName, Json
+from holdfast.protocol.administration import Approval
+
+_Id = Annotated[str | None, typer.Argument(metavar="REQUEST", help="Its id; may be left out if only one waits.")]
+
+
+@with_client
+def protect(
+    client: Client,
+    job: JobName,
+    off: Annotated[
+        bool, typer.Option("--off", help="Remove the protection, which needs approval as well.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Protect a job: restores, pauses, ends and values need a second person within 15 minutes.
+
+    Only on a server with accounts. The rule `on_trouble` of the job itself needs no approval.
+
+    Examples: holdfast protect char-gpt  ·  holdfast protect char-gpt --off
+    """
+    seen = client.protect(job, protected=not off)
+    print_or_json(seen, f"{job} is {'protected' if seen.protected else 'not protected'}", json=json)
+
+
+@with_client
+def approve(client: Client, job: JobName, request: _Id = None, json: Json = False) -> None:
+    """Approve what another person asked of a protected job; it is carried out at once.
+
+    Example: holdfast approve char-gpt
+    """
+    done = client.approvals.approve(job, _waiting(client, job, request).id)
+    print_or_json(done, f"approved: {done.what}, asked by {done.who}", json=json)
+
+
+@with_client
+def decline(client: Client, job: JobName, request: _Id = None, json: Json = False) -> None:
+    """Decline what was asked of a protected job, or withdraw your own request.
+
+    Example: holdfast decline char-gpt
+    """
+    done = client.approvals.decline(job, _waiting(client, job, request).id)
+    print_or_json(done, f"declined: {done.what}, asked by {done.who}", json=json)
+
+
+def _waiting(client: Client, job: str, request: str | None) -> Approval:
+    """Return the request that is meant."""
+    found = [each for each in client.approvals.find(job) if each.state == "waiting" and request in (None, each.id)]
+    if not found:
+        fail("no request waits for approval")
+    if len(found) > 1:
+        listed = "".join(f"\n  {each.id}  {each.what}, asked by {each.who}" for each in found)
+        fail(f"several requests wait for approval, name one:{listed}")
+    return found[0]

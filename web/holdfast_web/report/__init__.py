@@ -1,0 +1,4 @@
+"""The report on a job or on the fleet over some hours.
+
+It has a route, views and one template.
+"""
