@@ -110,7 +110,7 @@ def _started(
     command = [
         sys.executable, "-m", "benchmarks.cuda.exact_job", "--store", str(store), "--device", context.device,
         "--iterations", str(iterations), "--start", str(start), "--workers", "0" if context.small else "2",
-        *(["--any-kernels"] if any_kernels else []),
+        *(["--any-kernels"] if any_kernels else []), *(["--killed"] if kill_after is not None else []),
     ]  # fmt: skip
     store.parent.mkdir(parents=True, exist_ok=True)
     log = store.parent / f"{store.name}-{start}.log"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import signal
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,7 @@ def main() -> None:
     parser.add_argument("--start", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--any-kernels", action="store_true", help="nondeterministic kernels, too")
+    parser.add_argument("--killed", action="store_true", help="wait in the last iteration for the kill")
     options = parser.parse_args()
     if options.device == "cpu":
         torch.set_num_threads(1)
@@ -114,6 +116,8 @@ def main() -> None:
     for record in training.records():
         print(json.dumps(record), flush=True)
         if record["iteration"] >= options.iterations:
+            if options.killed:
+                signal.pause()
             break
     training.session.step()
     training.session.close()

@@ -31,7 +31,8 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[ResultFile, lis
         str(folder / "cuda.jsonl"), "--folder", str(folder / "memory"), "--disk", str(folder / "disk"),
     ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
+    table = done.stdout.partition("figures: ")[0]
+    assert done.returncode == 0, f"{table[-3000:]}{done.stderr[-3000:]}"
     assert list((folder / "memory").iterdir()) == []
     return ResultFile.read(folder / "cuda.jsonl"), done.stdout.splitlines()
 
