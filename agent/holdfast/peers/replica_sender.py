@@ -29,6 +29,8 @@ SEND_SHARE = 0.1
 """Share of the time between two snapshots over which one is sent."""
 FIRST_SECONDS, MOST_SECONDS = 1.0, 30.0
 """Duration of sending while that time is not known, and the longest: until it ends a lost host costs more."""
+FIRST_RETRY_SECONDS, MOST_RETRY_SECONDS = 1.0, 60.0
+"""Wait before a snapshot that failed is sent again, which doubles; the next snapshot is sent at once."""
 MARKER_POLL_SECONDS = 0.02
 CLOSE_SECONDS = 5.0
 NOTICE_CODE = "peers"
@@ -90,24 +92,32 @@ class ReplicaSender:
 
     def _run(self) -> None:
         lower_cpu_priority()
+        failed: Run | None = None
+        retry_seconds = FIRST_RETRY_SECONDS
         while not self._closing.is_set():
-            self._work.wait()
+            if self._work.wait(retry_seconds if failed is not None else None):
+                failed, retry_seconds = None, FIRST_RETRY_SECONDS
+            else:
+                retry_seconds = min(2 * retry_seconds, MOST_RETRY_SECONDS)
             self._work.clear()
             with self._lock:
-                run, self._next = self._next, None
-            if run is not None and not self._closing.is_set():
-                self._send_or_report(run)
+                run, self._next = self._next or failed, None
+                self._is_sending = run is not None
+            failed = None
+            if run is not None and not self._closing.is_set() and not self._send_or_report(run):
+                failed = run
             with self._lock:
                 self._is_sending = self._next is not None
 
-    def _send_or_report(self, run: Run) -> None:
+    def _send_or_report(self, run: Run) -> bool:
+        """Send the snapshot of a run if it is still in memory; return False if it may be sent again."""
         try:
             is_sent = self._send(run)
         except _Overwritten as error:
             logger.debug("%s was not sent to %s: %s", run.id, self._target.host, error)
         except Exception as error:  # keep this thread alive: later snapshots may be sent
             if self._closing.is_set():
-                return
+                return True
             if str(error) != self._failure:
                 self._failure = str(error)
                 self._reporter.notice(
@@ -116,9 +126,11 @@ class ReplicaSender:
                     f"on {self._target.host}: {error}. If this host is lost, the job resumes from an older one, "
                     "or from the store",
                 )  # fmt: skip
+            return False
         else:
             if is_sent:
                 self._failure, self.sent_iteration = None, run.draft.iteration
+        return True
 
     def _send(self, run: Run) -> bool:
         """Send the snapshot of a run; return False if it never became complete."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -12,9 +13,11 @@ from holdfast.distributed.ranks import Ranks as OneRank
 from holdfast.format.manifest import TensorRange
 from holdfast.peers.connection import PeerConnection, PeerRefused, ReadMarker, StoreReplica
 from holdfast.peers.places import RankPlace
+from holdfast.peers.replica_sender import ReplicaSender
 from holdfast.peers.tier import open_peer_memory_tier
 from holdfast.save.completion_marker import write_marker
 from holdfast.save.draft import Draft
+from holdfast.save.run import RunState
 from holdfast.save.shared_buffers import SupervisorMemory
 from holdfast.store import open_store
 from holdfast.system import supervisor_channel
@@ -212,3 +215,27 @@ def test_who_does_not_know_the_token_stores_and_reads_nothing(tier, hosts):
                 connection.receive_reply()
             assert isinstance(refused.value, PeerRefused) is (token == place.token), "it holds no snapshot"
     made.release()
+
+
+def test_a_snapshot_that_a_lost_connection_stopped_is_sent_again():
+    tried, told = [], []
+
+    class Unlucky(ReplicaSender):
+        def _send(self, run):
+            tried.append(run.id)
+            if len(tried) == 1:
+                raise TimeoutError("timed out")
+            return True
+
+    reporter = Reporter("job", TrainingPosition())
+    reporter.notice = lambda level, code, message: told.append(message)
+    sender = Unlucky(RankPlace(host="b", machine="b", supervisor=None), 1, reporter)
+    run = SimpleNamespace(id="000000000003-1", draft=SimpleNamespace(kind="scheduled", iteration=3))
+    sender.run_changed(run, RunState.WRITING)
+    eventually(lambda: sender.sent_iteration == 3, "the second try")
+    sender.close()
+    assert tried == ["000000000003-1"] * 2
+    assert told == [
+        "the snapshot of iteration 3 was not sent to rank 1 on b: timed out. If this host is lost, the job "
+        "resumes from an older one, or from the store"
+    ]
