@@ -300,7 +300,7 @@ def _applied(job: JobSummary | None, version: int) -> bool:
 
 
 def _exposed(job: JobSummary | None) -> bool:
-    return job is not None and job.exposure_iterations >= 1
+    return job is not None and job.unsaved_iterations >= 1
 
 
 def _nearly_due(job: JobSummary | None) -> bool:
@@ -309,7 +309,7 @@ def _nearly_due(job: JobSummary | None) -> bool:
         return False
     latest = job.interval - 2
     since_report = int(job.last_contact_seconds * (job.iterations_per_second or 0.0))
-    return min(job.interval * 3 // 5, latest) <= job.exposure_iterations + since_report <= latest
+    return min(job.interval * 3 // 5, latest) <= job.unsaved_iterations + since_report <= latest
 
 
 def _interval(demo: Demo) -> int:

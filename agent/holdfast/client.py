@@ -4,7 +4,7 @@
 
     with Client("http://127.0.0.1:7117") as client:
         for job in client.jobs():
-            print(job.job, job.status, job.exposure_seconds)
+            print(job.job, job.status, job.unsaved_seconds)
         client.edit("char-gpt", budget="2%")
 
 Alerts are in `client.alerts`, users and keys in `client.accounts`, requests that wait for approval in
@@ -471,7 +471,7 @@ class Client:
     def preview_settings(
         self, job: str, *, budget: float | None = None, every: int | str | None = None
     ) -> SettingsPreview:
-        """Predict interval, overhead and exposure for these settings. Raises NotFound and Invalid.
+        """Predict interval, overhead and unsaved work for these settings. Raises NotFound and Invalid.
 
         `every`: a number of iterations, or a time such as "10min".
         """

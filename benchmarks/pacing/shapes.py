@@ -88,7 +88,7 @@ def figures() -> dict[str, float]:
             for name, each in row.policies.items()
         )
         every = duration(default.achieved_seconds or 0)
-        unsaved = duration(default.exposure_seconds or 0)
+        unsaved = duration(default.unsaved_seconds or 0)
         print(
             f"  {row.shape}: every {every}, overhead {percent(default.overhead or 0)}, unsaved at most {unsaved}, "
             f"decided by {row.limit or 'failures'}\n    {policies}"

@@ -86,4 +86,4 @@ def test_sigterm_ends_a_paused_job(tmp_path: Path, server: Client) -> None:
         run.terminate()
         assert run.wait(PATIENCE_SECONDS) == 128 + signal.SIGTERM
     seen = server.job(job)
-    assert (seen.status, seen.exposure_iterations) == ("stopped", 0)
+    assert (seen.status, seen.unsaved_iterations) == ("stopped", 0)

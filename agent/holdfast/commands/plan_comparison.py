@@ -108,7 +108,7 @@ def _row(each: IntervalForecast) -> tuple[str, ...]:
         duration(each.interval_seconds or 0.0),
         percent(each.overhead) + ("" if each.within_budget else " !"),
         share(each.ettr or 0.0),
-        duration(each.exposure_seconds or 0.0),
+        duration(each.unsaved_seconds or 0.0),
         _amount(each.wasted_gpu_hours_per_day or 0.0),
     )
 
@@ -136,7 +136,7 @@ def _sentences(report: PlanReport) -> Iterator[str]:
     hours = f" ({_amount(gpu_hours)} GPU-hours)" if gpu_hours >= 0.01 else ""
     yield (
         f"A failure now loses {duration(held.mean_lost_seconds or 0.0)} of work on average{hours}, at most "
-        f"{duration(held.exposure_seconds or 0.0)}; the next checkpoint is durable before the next failure with a "
+        f"{duration(held.unsaved_seconds or 0.0)}; the next checkpoint is durable before the next failure with a "
         f"probability of {share(held.survival_probability or 0.0)}."
     )
 

@@ -287,9 +287,9 @@ def _interval(job: JobSummary) -> str:
 
 
 def _unsaved_work(job: JobSummary) -> str:
-    if job.exposure_iterations is None:
+    if job.unsaved_iterations is None:
         return "-"
-    return f"{counted(job.exposure_iterations, 'iteration')}, {seconds(job.exposure_seconds)}"
+    return f"{counted(job.unsaved_iterations, 'iteration')}, {seconds(job.unsaved_seconds)}"
 
 
 def _loss(job: JobSummary) -> str:

@@ -1,4 +1,4 @@
-"""The cost of an interval: overhead, exposure, and the effective training time ratio (ETTR).
+"""The cost of an interval: overhead, unsaved work, and the effective training time ratio (ETTR).
 
 Three bounds hold for every policy but `fixed` (see `Ceilings`): checkpoints start no faster than they become
 durable, and the overhead budget and the write budget are ceilings. The first two are from Algorithm 1 of CheckFreq
@@ -167,7 +167,7 @@ def achieved_interval(profile: Profile, interval: int) -> int:
     return interval * max(1, ceil(pipeline_interval(profile) / interval))
 
 
-def exposure_iterations(profile: Profile, interval: int) -> int:
+def unsaved_iterations(profile: Profile, interval: int) -> int:
     """Return the maximum iterations that a failure can lose: all since the last but one checkpoint.
 
     A checkpoint is durable `lag` iterations after it is due, so k + lag are exposed (at most 2k) unless the lag is
@@ -189,7 +189,7 @@ def forecast(
     cost = checkpoint_cost(profile)
     kept = achieved_interval(profile, interval) if usable else interval
     overhead = cost / (kept * profile.iteration_seconds) if usable else None
-    exposure = exposure_iterations(profile, interval)
+    unsaved = unsaved_iterations(profile, interval)
     ettr = None
     if usable:
         ettr = effective_training_ratio(
@@ -204,8 +204,8 @@ def forecast(
         policy=policy,
         cost_seconds=cost,
         overhead=overhead,
-        exposure_iterations=exposure,
-        exposure_seconds=exposure * profile.iteration_seconds * (1 + overhead) if overhead is not None else None,
+        unsaved_iterations=unsaved,
+        unsaved_seconds=unsaved * profile.iteration_seconds * (1 + overhead) if overhead is not None else None,
         ettr=ettr,
         reason=reason,
     )

@@ -233,7 +233,7 @@ def _loaded(name: str) -> Policy | str:
             return _checkfreq_instead(profile, settings, history, why)
         if interval is None:
             return IntervalPlan(interval=None, policy=name, reason=str(made.reason))
-        # do not trust cost, overhead and exposure of the returned plan
+        # do not trust cost, overhead and unsaved work of the returned plan
         return forecast(profile, settings, history, interval, policy=name, reason=str(made.reason))
 
     return guarded

@@ -56,9 +56,9 @@ class IntervalPlan:
     """Training time that one checkpoint costs."""
     overhead: float | None = None
     """Expected (time with checkpoints / time without) - 1."""
-    exposure_iterations: int | None = None
+    unsaved_iterations: int | None = None
     """Maximum iterations that one failure can lose."""
-    exposure_seconds: float | None = None
+    unsaved_seconds: float | None = None
     ettr: float | None = None
     """Effective training time ratio: the expected share of time that is spent on progress which no failure undoes.
     `None` if no iteration was timed."""

@@ -15,10 +15,10 @@ from holdfast.pacing.interval_cost import (
     achieved_interval,
     checkpoint_cost,
     effective_training_ratio,
-    exposure_iterations,
     lag_seconds,
     optimal_interval,
     pipeline_interval,
+    unsaved_iterations,
     write_budget,
     write_interval,
     written_bytes,
@@ -73,8 +73,8 @@ class IntervalForecast:
     overhead: float | None = None
     ettr: float | None = None
     """Effective training time ratio."""
-    exposure_iterations: int | None = None
-    exposure_seconds: float | None = None
+    unsaved_iterations: int | None = None
+    unsaved_seconds: float | None = None
     """Maximum loss of one failure."""
     mean_lost_seconds: float | None = None
     """Mean loss of one failure."""
@@ -267,7 +267,7 @@ class _Forecaster:
         ettr = self.ettr(achieved * seconds)
         lag = ceil(self.lag_seconds / seconds)
         real_seconds = seconds * (1 + overhead)
-        exposure = exposure_iterations(self.profile, interval)
+        unsaved = unsaved_iterations(self.profile, interval)
         behind = max(0.0, self.ettr(self.optimum * seconds) - ettr)
         return IntervalForecast(
             name=name,
@@ -276,8 +276,8 @@ class _Forecaster:
             achieved_seconds=achieved * seconds,
             overhead=overhead,
             ettr=ettr,
-            exposure_iterations=exposure,
-            exposure_seconds=exposure * real_seconds,
+            unsaved_iterations=unsaved,
+            unsaved_seconds=unsaved * real_seconds,
             mean_lost_seconds=(achieved / 2 + lag) * real_seconds,
             mean_lost_gpu_hours=(achieved / 2 + lag) * real_seconds * gpus / 3600,
             survival_probability=self.failures.survival_probability(achieved * real_seconds),

@@ -355,11 +355,11 @@ class JobSummary(Struct, kw_only=True, frozen=True):
     policy: str | None
     interval_reason: str
     """Reason for the interval, from the newest profile; may be empty."""
-    exposure_iterations: int
+    unsaved_iterations: int
     """Iterations since the last durable checkpoint, which a crash would lose now."""
-    exposure_seconds: float | None
+    unsaved_seconds: float | None
     """Time of these iterations: measured for the last 200, extrapolated beyond."""
-    exposure_gpu_hours: float | None
+    unsaved_gpu_hours: float | None
     """This time multiplied by the number of ranks."""
     last_durable: CheckpointInfo | None
     failing: RecentFailures | None

@@ -165,7 +165,7 @@ def _no_progress(facts: JobFacts, limit: float) -> RuleResult | None:
 
 
 @_kind(
-    "silent", "Agent silent", "Longest time without a report from a job that has not ended",
+    "silent", "Job silent", "Longest time without a report from a job that has not ended",
     unit="seconds", limit=120, severity="critical",
 )  # fmt: skip
 def _silent(facts: JobFacts, limit: float) -> RuleResult | None:
@@ -222,21 +222,21 @@ def _durable_age(facts: JobFacts, limit: float) -> RuleResult | None:
 
 
 @_kind(
-    "exposure_gpu_hours", "Too much unsaved work, in GPU-hours",
+    "unsaved_gpu_hours", "Too much unsaved work, in GPU-hours",
     "Most GPU-hours, of all ranks, that a crash may cost",
     unit="gpu_hours", limit=100, for_seconds=60, while_training=True,
 )  # fmt: skip
-def _exposure_gpu_hours(facts: JobFacts, limit: float) -> RuleResult | None:
-    hours = facts.exposure_gpu_hours
+def _unsaved_gpu_hours(facts: JobFacts, limit: float) -> RuleResult | None:
+    hours = facts.unsaved_gpu_hours
     return _above(hours, limit, f"a crash would cost {_number(hours or 0)} GPU-hours of work", _number(limit))
 
 
 @_kind(
-    "exposure_iterations", "Too much unsaved work, in iterations", "Most iterations that a crash may cost",
+    "unsaved_iterations", "Too much unsaved work, in iterations", "Most iterations that a crash may cost",
     unit="iterations", limit=1000, for_seconds=60, built_in=False, while_training=True,
 )  # fmt: skip
-def _exposure_iterations(facts: JobFacts, limit: float) -> RuleResult | None:
-    count = facts.exposure_iterations
+def _unsaved_iterations(facts: JobFacts, limit: float) -> RuleResult | None:
+    count = facts.unsaved_iterations
     return _above(count, limit, f"a crash would cost {format_iterations(count)}", _number(limit))
 
 

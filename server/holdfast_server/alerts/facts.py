@@ -88,8 +88,8 @@ class JobFacts:
     """Time from the last report with a new iteration, or from the start, to the last report."""
     longest_iteration_seconds: float = 0.0
     """Longest of the newest iterations."""
-    exposure_iterations: int = 0
-    exposure_gpu_hours: float | None = None
+    unsaved_iterations: int = 0
+    unsaved_gpu_hours: float | None = None
     measured_overhead: float | None = None
     budget: float | None = None
     failing: RecentFailures | None = None
@@ -221,8 +221,8 @@ def _facts(
 ) -> JobFacts:
     recent, paced = recent_of(job), paced_of(job)
     status = status_of(job, attempt, now=now)
-    exposed = max(0, job.iteration - (durable.iteration if durable else 0))
-    exposed_seconds = seconds_of_last(recent, exposed)
+    unsaved = max(0, job.iteration - (durable.iteration if durable else 0))
+    unsaved_seconds = seconds_of_last(recent, unsaved)
     ranks = max(1, attempt.world_size) if attempt else 1
     since = max(attempt.started_at if attempt else job.created_at, durable.at if durable else 0.0)
     # what a silent job does since is unknown: only `silent` is about that
@@ -242,8 +242,8 @@ def _facts(
         silent_seconds=max(0.0, now - job.last_contact_at),
         stuck_seconds=None if job.progressed_at is None else max(0.0, reported - job.progressed_at),
         longest_iteration_seconds=longest_seconds(recent),
-        exposure_iterations=exposed,
-        exposure_gpu_hours=None if exposed_seconds is None else exposed_seconds * ranks / 3600,
+        unsaved_iterations=unsaved,
+        unsaved_gpu_hours=None if unsaved_seconds is None else unsaved_seconds * ranks / 3600,
         measured_overhead=paced.measured_overhead if paced else None,
         budget=paced.budget if paced else None,
         failing=failing,

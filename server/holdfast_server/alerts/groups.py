@@ -18,7 +18,7 @@ from holdfast_server.db import lock_alerts
 WINDOW_SECONDS = 600.0
 """Time from the first alert of a group in which others join it: what breaks later wakes again."""
 _STOPPED = ("silent", "no_progress", "persist_failing")
-CAUSES = dict.fromkeys(("durable_age", "exposure_gpu_hours", "exposure_iterations"), _STOPPED) | {
+CAUSES = dict.fromkeys(("durable_age", "unsaved_gpu_hours", "unsaved_iterations"), _STOPPED) | {
     "throughput_drop": ("iteration_time", "data_wait", "straggler"),
     "iteration_time": ("data_wait", "straggler"),
     "goodput_low": ("silent", "no_progress", "job_failed", "data_wait", "straggler"),

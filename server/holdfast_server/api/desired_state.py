@@ -131,7 +131,7 @@ def edit(
     "GET", "/preview", access=VIEW, returns=SettingsPreview, errors={404: "No such job", 422: "Invalid setting"}
 )
 def preview(job: str, db: Db, now: Now, budget: float | None = None, every: str | None = None) -> Response:
-    """Predict the interval, overhead and exposure for these settings."""
+    """Predict the interval, overhead and unsaved work for these settings."""
     with view_job(db, job, now=now) as view:
         return Json(plans.preview_settings(view.job, budget=budget, every=every))
 

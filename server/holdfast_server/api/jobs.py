@@ -110,7 +110,7 @@ def change(request: Request, body: Body, db: Db, now: Now, asker: Asker) -> Resp
 
 @router.endpoint("GET", "/{job}", access=VIEW, returns=JobSummary, errors={404: NOT_FOUND})
 def summary(job: str, db: Db, now: Now) -> Response:
-    """Return a job: status, position, settings, measured cost and exposure."""
+    """Return a job: status, position, settings, measured cost and unsaved work."""
     with view_job(db, job, now=now) as view:
         return Json(summaries.job_summary(view))
 

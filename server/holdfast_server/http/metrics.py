@@ -56,9 +56,9 @@ _JOB_GAUGES: tuple[tuple[str, str, _Read], ...] = (
     ("overhead_ratio", "Measured overhead of checkpointing", lambda job: job.measured_overhead),
     ("budget_ratio", "Allowed overhead", lambda job: job.budget),
     ("interval_iterations", "Iterations between checkpoints", lambda job: job.interval),
-    ("exposure_iterations", "Iterations lost by a crash now", lambda job: job.exposure_iterations),
-    ("exposure_seconds", "Work lost by a crash now", lambda job: job.exposure_seconds),
-    ("exposure_gpu_hours", "Work of all ranks lost by a crash now", lambda job: job.exposure_gpu_hours),
+    ("unsaved_iterations", "Iterations lost by a crash now", lambda job: job.unsaved_iterations),
+    ("unsaved_seconds", "Work lost by a crash now", lambda job: job.unsaved_seconds),
+    ("unsaved_gpu_hours", "Work of all ranks lost by a crash now", lambda job: job.unsaved_gpu_hours),
     ("checkpoints_durable", "Durable checkpoints", lambda job: job.checkpoints_total),
     (
         "checkpoints_failing",

@@ -32,8 +32,8 @@ from holdfast_server.records.job_status import (
 
 PAGE_ROWS, MOST_ROWS = 50, 500
 
-ComputedSort = Literal["risk", "overhead", "durable", "loss", "interval", "iteration_time"]
-"""Orders by most GPU hours at risk, overhead furthest above the budget, longest time without a durable
+ComputedSort = Literal["unsaved", "overhead", "durable", "loss", "interval", "iteration_time"]
+"""Orders by most unsaved GPU-hours, overhead furthest above the budget, longest time without a durable
 checkpoint, lowest loss, longest interval, slowest iterations. No column has these values."""
 _COMPUTED: tuple[ComputedSort, ...] = get_args(ComputedSort)
 WATCHED = (*ALIVE, "silent")
@@ -276,7 +276,7 @@ def _computed_order(session: Session, matching: Select[Any], question: FleetQuer
     columns = (job.name, job.project, job.created_at, status, *_COLUMNS[order])
     rows = session.execute(matching.with_only_columns(*columns)).all()
     durable: Mapping[str, LastDurable] = {}
-    if order in ("risk", "durable"):
+    if order in ("unsaved", "durable"):
         durable = checkpoints.last_durable_of_many(session, matching.with_only_columns(job.name))
     key_of, sign = _SORT_KEYS[order], 1 if question.reverse else -1
 
@@ -298,7 +298,7 @@ def unsaved_seconds(row: Row[Any], last: LastDurable | None) -> float | None:
     return seconds_of_last(recent_of(row), exposed)
 
 
-def _risk(row: Row[Any], durable: Mapping[str, LastDurable]) -> float | None:
+def _unsaved_work(row: Row[Any], durable: Mapping[str, LastDurable]) -> float | None:
     seconds = unsaved_seconds(row, durable.get(row.name))
     return None if seconds is None else seconds * max(1, row.world_size or 1)
 
@@ -335,7 +335,7 @@ def _iteration_time(row: Row[Any], _: Mapping[str, LastDurable]) -> float | None
 
 
 _COLUMNS: dict[ComputedSort, tuple[Any, ...]] = {
-    "risk": (models.JobRecord.iteration, models.JobRecord.recent, models.AttemptRecord.world_size),
+    "unsaved": (models.JobRecord.iteration, models.JobRecord.recent, models.AttemptRecord.world_size),
     "overhead": (models.JobRecord.paced,),
     "durable": (models.AttemptRecord.started_at,),
     "loss": (models.JobRecord.recent,),
@@ -343,7 +343,7 @@ _COLUMNS: dict[ComputedSort, tuple[Any, ...]] = {
     "iteration_time": (models.JobRecord.recent,),
 }
 _SORT_KEYS: dict[ComputedSort, Callable[[Row[Any], Mapping[str, LastDurable]], float | None]] = {
-    "risk": _risk,
+    "unsaved": _unsaved_work,
     "overhead": _overhead,
     "durable": _age,
     "loss": _loss,

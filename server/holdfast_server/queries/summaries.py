@@ -138,8 +138,8 @@ def _summary(
 ) -> JobSummary:
     """Summarize a job; `others` are the fields that its row and its attempt do not determine."""
     recent, paced, status = recent_of(job), paced_of(job), status_of(job, attempt, now=now)
-    exposed = max(0, job.iteration - (last_durable.iteration if last_durable else 0))
-    exposed_seconds = seconds_of_last(recent, exposed)
+    unsaved = max(0, job.iteration - (last_durable.iteration if last_durable else 0))
+    unsaved_seconds = seconds_of_last(recent, unsaved)
     world_size = max(1, attempt.world_size) if attempt else 1
     rate, total = iterations_per_second(recent), paced.total_iterations if paced else None
     samples = paced.samples_per_iteration if paced else None
@@ -176,9 +176,9 @@ def _summary(
         interval_seconds=paced.interval_seconds if paced else None,
         policy=paced.policy if paced else None,
         interval_reason=reason_of(paced),
-        exposure_iterations=exposed,
-        exposure_seconds=exposed_seconds,
-        exposure_gpu_hours=None if exposed_seconds is None else exposed_seconds * world_size / 3600,
+        unsaved_iterations=unsaved,
+        unsaved_seconds=unsaved_seconds,
+        unsaved_gpu_hours=None if unsaved_seconds is None else unsaved_seconds * world_size / 3600,
         last_durable=last_durable,
         sparkline=sparkline(recent),
         **others,

@@ -263,8 +263,8 @@ VERDICTS: dict[VerdictCause, _Rule] = {
         {
             "restore_failed": ("Restore failed", "Read why under Restores, then request it again"),
             "durable_age": ("Not protected", "See whether checkpoints are paused or the interval is too long"),
-            "exposure_gpu_hours": ("Much unsaved work", "Take a checkpoint now, or shorten the interval"),
-            "exposure_iterations": ("Much unsaved work", "Take a checkpoint now, or shorten the interval"),
+            "unsaved_gpu_hours": ("Much unsaved work", "Take a checkpoint now, or shorten the interval"),
+            "unsaved_iterations": ("Much unsaved work", "Take a checkpoint now, or shorten the interval"),
             "disk_filling": ("Store filling up", "Free space in the store, or keep fewer checkpoints"),
             "loss_spike": ("Loss spike", "Watch the loss; restore a checkpoint from before it if it stays high"),
             "throughput_drop": (
@@ -307,14 +307,14 @@ def _ago(facts: VerdictFacts) -> str:
 
 
 def _cost(job: JobSummary, words: str = "a crash now costs") -> str:
-    hours, seconds = job.exposure_gpu_hours, job.exposure_seconds
-    if not job.exposure_iterations:
+    hours, seconds = job.unsaved_gpu_hours, job.unsaved_seconds
+    if not job.unsaved_iterations:
         return f"{words} nothing"
     if hours is not None and hours >= SMALL_GPU_HOURS and math.isfinite(hours):
         return f"{words} {hours:.2g} GPU-hours" if hours < 100 else f"{words} {hours:,.0f} GPU-hours"
     if seconds is not None and math.isfinite(seconds):
         return f"{words} {_age(seconds) if seconds >= 1 else 'less than 1 s'} of training"
-    return f"{words} {_plural(job.exposure_iterations, 'iteration')}"
+    return f"{words} {_plural(job.unsaved_iterations, 'iteration')}"
 
 
 def _resumes(job: JobSummary) -> str:

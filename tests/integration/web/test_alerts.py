@@ -29,7 +29,7 @@ def silent(client: TestClient, agent: FakeAgent, clock) -> int:
 
 def test_an_alert_is_on_its_page_on_the_fleet_and_on_the_job(client, silent):
     for path in ("/alerts", "/alerts/live", "/", "/fleet/live", "/jobs/char-gpt", "/jobs/char-gpt/live"):
-        assert "Agent silent" in client.get(path).text, path
+        assert "Job silent" in client.get(path).text, path
     assert f'id="alert-{silent}"' in client.get("/jobs/char-gpt").text
 
 
@@ -57,7 +57,7 @@ def test_a_click_on_what_has_just_resolved_shows_what_is_so(client, silent):
     evaluation.evaluate(client.app.state.services.database, client.app.state.services.clock())
     assert client.post(f"/jobs/char-gpt/alerts/{silent}/acknowledge").status_code == 303
     assert "No open alerts" in client.get("/alerts").text
-    assert "Agent silent" in client.get("/alerts?state=all").text
+    assert "Job silent" in client.get("/alerts?state=all").text
 
 
 def test_no_one_is_sent_elsewhere_by_a_form(client, silent):

@@ -117,10 +117,13 @@ def test_what_is_worst_comes_first_when_asked_for(client: TestClient, agent: Fak
     bare.train(200)
     bare.send()
     clock.now = agent.at
-    assert order_in(client.get("/?sort=risk").text)[0] == "bare"
+    assert order_in(client.get("/?sort=unsaved").text)[0] == "bare"
     assert order_in(client.get("/?sort=overhead").text)[0] == "rushed"
     assert order_in(client.get("/?sort=durable").text)[0] == "bare"
-    assert order_in(client.get("/?sort=risk&size=2&page=2").text) == order_in(client.get("/?sort=risk").text)[2:]
+    assert (
+        order_in(client.get("/?sort=unsaved&size=2&page=2").text)
+        == order_in(client.get("/?sort=unsaved").text)[2:]
+    )
 
 
 def test_a_header_sorts_and_sorts_the_other_way_when_it_is_followed_again(client: TestClient) -> None:
@@ -143,7 +146,7 @@ def test_every_order_can_be_turned_around(client: TestClient, agent: FakeAgent) 
     slow.train(60)
     slow.samples.seconds = [4.0] * 60
     slow.send()
-    for order in ("attention", "name", "heard", "iteration", "status", "owner", "risk", "overhead", "durable",
+    for order in ("attention", "name", "heard", "iteration", "status", "owner", "unsaved", "overhead", "durable",
                   "loss", "interval", "iteration_time"):  # fmt: skip
         there, back = (order_in(client.get(f"/?sort={sign}{order}").text) for sign in ("", "-"))
         assert sorted(there) == sorted(back) == ["char-gpt", "slow"], order
@@ -269,7 +272,7 @@ def test_jobs_that_need_attention_come_first_when_asked_for(
     warned.start()
     warned.train(5)
     warned.send()
-    rule = {"kind": "exposure_iterations", "severity": "warning", "limit": 1, "for_seconds": 0, "jobs": "a-warned"}
+    rule = {"kind": "unsaved_iterations", "severity": "warning", "limit": 1, "for_seconds": 0, "jobs": "a-warned"}
     assert client.put("/api/v1/projects/default/alert-rules/unsaved", json=rule).status_code == 200
     evaluation.evaluate(client.app.state.services.database, clock.now)
     # an alert of char-gpt is critical

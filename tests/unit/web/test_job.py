@@ -19,7 +19,7 @@ from tests.support.fake_agent import FakeAgent, over_client
 JOB = "/jobs/char-gpt"
 
 
-def test_the_page_shows_overhead_interval_exposure_and_the_newest_restore_point(
+def test_the_page_shows_overhead_interval_unsaved_work_and_the_newest_restore_point(
     client: TestClient, agent: FakeAgent
 ) -> None:
     page = client.get(JOB).text

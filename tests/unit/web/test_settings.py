@@ -199,7 +199,7 @@ def test_the_preview_shows_what_to_expect_and_changes_nothing(client: TestClient
     assert agent.desired().version == 0
 
 
-def test_what_is_most_at_risk_now_is_expected_the_same_way_as_what_will_be(
+def test_the_most_unsaved_work_now_is_expected_the_same_way_as_what_will_be(
     client: TestClient, agent: FakeAgent
 ) -> None:
     agent.train(7)

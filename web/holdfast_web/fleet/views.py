@@ -36,7 +36,7 @@ ORDERS: dict[FleetSort, str] = {
     "heard": "Latest report first",
     "iteration": "Most iterations first",
     "status": "Status",
-    "risk": "Most unsaved work first",
+    "unsaved": "Most unsaved work first",
     "overhead": "Furthest over budget first",
     "durable": "Oldest checkpoint first",
     "owner": "Owner",
@@ -155,7 +155,7 @@ class JobGroup:
     @property
     def gpu_hours(self) -> float:
         """Return the unsaved work of the group."""
-        return sum(job.exposure_gpu_hours or 0.0 for job in self.jobs)
+        return sum(job.unsaved_gpu_hours or 0.0 for job in self.jobs)
 
 
 @dataclass(frozen=True, kw_only=True)

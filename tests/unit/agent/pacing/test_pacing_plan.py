@@ -1,4 +1,4 @@
-"""`plan`: orders before policies, and what a plan tells about its price and its exposure."""
+"""`plan`: orders before policies, and what a plan tells about its price and its unsaved work."""
 
 from __future__ import annotations
 
@@ -69,20 +69,20 @@ def test_the_fixed_policy_without_an_interval_leaves_it_to_checkfreq() -> None:
 
 def test_a_failure_loses_at_most_the_interval_and_the_write_under_way() -> None:
     made = plan(MEASURED, PacingSettings(every=20))
-    assert made.exposure_iterations == 20 + 5
-    assert made.exposure_seconds == pytest.approx(25 * 0.5 * 1.035)
+    assert made.unsaved_iterations == 20 + 5
+    assert made.unsaved_seconds == pytest.approx(25 * 0.5 * 1.035)
 
 
-def test_within_the_pipeline_the_exposure_is_at_most_two_intervals() -> None:
+def test_within_the_pipeline_unsaved_work_is_at_most_two_intervals() -> None:
     for every in range(5, 60):
-        exposed = plan(MEASURED, PacingSettings(every=every)).exposure_iterations
-        assert exposed is not None
-        assert exposed <= 2 * every
+        unsaved = plan(MEASURED, PacingSettings(every=every)).unsaved_iterations
+        assert unsaved is not None
+        assert unsaved <= 2 * every
 
 
 def test_an_interval_that_writing_cannot_keep_up_with_exposes_more_than_two() -> None:
     """One write is 5 iterations, so checkpoints start 6 apart, and the newest is lost until it is durable."""
-    assert plan(MEASURED, PacingSettings(every=2)).exposure_iterations == 6 + 5
+    assert plan(MEASURED, PacingSettings(every=2)).unsaved_iterations == 6 + 5
 
 
 def test_names_of_policies_are_read_as_typed() -> None:

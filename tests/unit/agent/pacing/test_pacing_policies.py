@@ -19,7 +19,7 @@ from holdfast.pacing import (
     plan,
     policies,
 )
-from holdfast.pacing.interval_cost import budget_interval, exposure_iterations, pipeline_interval
+from holdfast.pacing.interval_cost import budget_interval, pipeline_interval, unsaved_iterations
 from tests.support.pacing_profiles import (
     MEASURED,
     budgets,
@@ -117,8 +117,8 @@ def test_with_two_in_flight_the_next_one_starts_after_half_of_a_write() -> None:
     profile = Profile(iteration_seconds=1.0, snapshot_seconds=2.0, persist_seconds=8.0, cost_seconds=0.0)
     assert plan(profile, PacingSettings(budget=1.0)).interval == 10
     assert plan(replace(profile, in_flight=2), PacingSettings(budget=1.0)).interval == 5
-    assert exposure_iterations(replace(profile, in_flight=2), 5) == 15
-    assert exposure_iterations(profile, 5) == 20
+    assert unsaved_iterations(replace(profile, in_flight=2), 5) == 15
+    assert unsaved_iterations(profile, 5) == 20
 
 
 def test_the_worth_of_an_interval_counts_what_becomes_of_it() -> None:

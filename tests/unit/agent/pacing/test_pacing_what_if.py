@@ -161,7 +161,7 @@ def test_the_work_at_risk_is_priced_in_gpu_hours_and_has_a_probability() -> None
     held = found.current
     assert held is not None
     a_step = 1 + 5 / 200
-    assert held.exposure_iterations == 320
+    assert held.unsaved_iterations == 320
     assert held.mean_lost_seconds == pytest.approx((100 + 120) * a_step)
     assert held.mean_lost_gpu_hours == pytest.approx(220 * a_step * GPUS / 3600)
     failures = FailureEstimate(world_size=GPUS, mean_seconds=LLAMA_3)

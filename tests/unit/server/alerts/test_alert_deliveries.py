@@ -130,7 +130,7 @@ def test_pagerduty_opens_one_incident_for_an_alert_and_resolves_it(client, agent
     assert [event["routing_key"] for event in (opened, resolved)] == ["R0123"] * 2
     about = opened["payload"]
     assert (about["source"], about["severity"], about["class"]) == ("char-gpt", "critical", "silent")
-    assert about["summary"].startswith("[critical] char-gpt: Agent silent")
+    assert about["summary"].startswith("[critical] char-gpt: Job silent")
     number = client.get("/api/v1/alerts?state=all").json()["alerts"][0]["id"]
     page = f"https://holdfast.example/alerts/{number}"
     assert opened["client_url"] == page
@@ -171,7 +171,7 @@ def test_jobs_that_fall_silent_together_are_one_message_on_each_channel(client, 
     assert post() == 0
     text = next(json.loads(body)["text"] for _, body in hook.got if b'"event"' not in body).splitlines()
     assert re.fullmatch(
-        r"\[critical\] 12 jobs of default: Agent silent since \d\d:\d\d UTC: "
+        r"\[critical\] 12 jobs of default: Job silent since \d\d:\d\d UTC: "
         r"job-a, job-b, job-c, job-d, job-e …",
         text[0],
     )
@@ -185,11 +185,11 @@ def test_jobs_that_fall_silent_together_are_one_message_on_each_channel(client, 
     report_again(client, clock, fleet[:3])
     assert post(0) == 2
     update = json.loads(hook.got[-1][1])["text"]
-    assert "[critical] 9 jobs of default: Agent silent" in update
+    assert "[critical] 9 jobs of default: Job silent" in update
     assert "Resolved: job-a, job-b, job-c" in update
     report_again(client, clock, fleet)
     assert post() == 2
-    assert "[resolved] 12 jobs of default: Agent silent" in json.loads(hook.got[-1][1])["text"]
+    assert "[resolved] 12 jobs of default: Job silent" in json.loads(hook.got[-1][1])["text"]
     assert post(1e6) == 0
 
 
@@ -207,8 +207,8 @@ def test_jobs_that_fall_silent_minutes_later_join_the_incident_and_hours_later_o
         post(UPDATE_SECONDS)
     first, second, third = (json.loads(body) for _, body in hook.got)
     assert first["dedup_key"] == second["dedup_key"] != third["dedup_key"]
-    assert second["payload"]["summary"].startswith("[critical] 2 jobs of default: Agent silent")
-    assert third["payload"]["summary"].startswith("[critical] job-c: Agent silent")
+    assert second["payload"]["summary"].startswith("[critical] 2 jobs of default: Job silent")
+    assert third["payload"]["summary"].startswith("[critical] job-c: Job silent")
 
 
 def test_a_cause_and_its_effect_are_one_message_whichever_comes_first(client, agent, clock, hook, post):
@@ -257,7 +257,7 @@ def test_opsgenie_opens_one_alert_by_its_alias_and_closes_it(client, agent, cloc
     post()
     (headers, opened), (_, closed) = ((head, json.loads(body)) for head, body in hook.got)
     assert headers["Authorization"] == "GenieKey 0b9c-key"
-    assert (opened["message"], opened["priority"]) == ("[critical] char-gpt: Agent silent", "P1")
+    assert (opened["message"], opened["priority"]) == ("[critical] char-gpt: Job silent", "P1")
     assert hook.paths == ["/hook", f"/hook/{opened['alias']}/close?identifierType=alias"]
     assert "[resolved] char-gpt" in closed["note"]
 
@@ -272,7 +272,7 @@ def test_a_channel_receives_the_alerts_of_its_route(client, fresh_agent, clock, 
     evaluate(client, clock, 130)
     assert post() == 2
     heads = {json.loads(body)["text"].splitlines()[0] for _, body in hook.got}
-    assert heads == {"[critical] a: Agent silent", "[critical] b: Agent silent"}
+    assert heads == {"[critical] a: Job silent", "[critical] b: Job silent"}
     client.post(f"{CHANNELS}/{by_label['id']}/test")
     assert post() == 1
     assert "alerts of 1 job now: b." in json.loads(hook.got[-1][1])["text"]
@@ -308,7 +308,7 @@ def test_a_rule_has_a_runbook_in_its_messages(client, agent, clock, hook, post):
     assert "<https://wiki.example.org/silent?a=1&amp;b=2|Runbook>" in json.loads(hook.got[0][1])["text"]
 
 
-def test_a_message_about_one_job_says_what_is_at_risk_and_what_to_do(client, agent, clock, hook, post):
+def test_a_message_about_one_job_says_the_unsaved_work_and_what_to_do(client, agent, clock, hook, post):
     add(client, hook.url, kind="slack")
     fall_silent(client, agent, clock)
     post()
@@ -621,7 +621,7 @@ def test_mail_arrives(mailbox, empty_database, clock, fresh_agent):
     ((recipients, content),) = mailbox.mails
     mail = message_from_bytes(content)
     assert recipients == ["a@example.org", "b@example.org"]
-    assert mail["Subject"] == "[critical] char-gpt: Agent silent"
+    assert mail["Subject"] == "[critical] char-gpt: Job silent"
     assert re.search(r"^Acknowledge: https://holdfast.example/alerts/\d+#acknowledge\r$", mail.get_payload(), re.M)
 
 

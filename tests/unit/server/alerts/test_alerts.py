@@ -45,8 +45,8 @@ BROKEN = {
     "persist_failing": replace(GOOD, failing=RecentFailures(count=2, reason="No space left on device", since=0.0)),
     "checkpoint_damaged": replace(GOOD, damaged=("000000000010-1",)),
     "durable_age": replace(GOOD, durable_age_seconds=7201.0),
-    "exposure_gpu_hours": replace(GOOD, exposure_gpu_hours=100.1),
-    "exposure_iterations": replace(GOOD, exposure_iterations=1001),
+    "unsaved_gpu_hours": replace(GOOD, unsaved_gpu_hours=100.1),
+    "unsaved_iterations": replace(GOOD, unsaved_iterations=1001),
     "overhead": replace(GOOD, measured_overhead=0.05, budget=0.035),
     "throughput_drop": replace(GOOD, throughput=79.0, usual_throughput=100.0),
     "iteration_time": replace(GOOD, iteration_seconds=0.27, usual_iteration_seconds=0.21),
@@ -99,11 +99,11 @@ TEXTS = [
             "no new durable checkpoint for 2 h 49 min (limit 2 h)",
         ),
         (
-            "exposure_gpu_hours", 100, {"exposure_gpu_hours": 4321.0}, 130,
+            "unsaved_gpu_hours", 100, {"unsaved_gpu_hours": 4321.0}, 130,
             "a crash would cost 4,321 GPU-hours of work for 2 min (limit 100)",
         ),
         (
-            "exposure_iterations", 1000, {"exposure_iterations": 12_345}, 0,
+            "unsaved_iterations", 1000, {"unsaved_iterations": 12_345}, 0,
             "a crash would cost 12,345 iterations (limit 1,000)",
         ),
         (
@@ -335,21 +335,21 @@ def test_a_silent_job_raises_no_alert_about_what_it_did_since(alive, client, clo
 
 
 def test_a_figure_just_below_its_limit_keeps_an_alert_alive(alive, client, clock, look):
-    change(client, "busy", kind="exposure_iterations", limit=100, for_seconds=0)
+    change(client, "busy", kind="unsaved_iterations", limit=100, for_seconds=0)
 
-    def after(seconds, *, at_risk):
+    def after(seconds, *, unsaved):
         clock.now += seconds
         alive.train(200)
-        alive.checkpoint(alive.iteration - at_risk)
+        alive.checkpoint(alive.iteration - unsaved)
         look(0)
 
-    after(1, at_risk=101)
+    after(1, unsaved=101)
     assert only(client, "busy")["message"] == "a crash would cost 101 iterations (limit 100)"
-    after(1, at_risk=96)
-    after(61, at_risk=96)
+    after(1, unsaved=96)
+    after(61, unsaved=96)
     assert only(client, "busy")["state"] == "firing", "96 of 100 is no way to end"
-    after(1, at_risk=90)
-    after(61, at_risk=90)
+    after(1, unsaved=90)
+    after(61, unsaved=90)
     assert alerts(client) == []
 
 
@@ -601,7 +601,7 @@ def test_alerts_are_acknowledged_and_silenced_from_a_terminal(alive, client, loo
         assert done.exit_code == 0, done.output
         return done.stdout
 
-    assert re.search(rf"{alert} +critical +firing +char-gpt .*Agent silent", holdfast())
+    assert re.search(rf"{alert} +critical +firing +char-gpt .*Job silent", holdfast())
     assert holdfast("ack", alert) == f"alert {alert} is acknowledged by operator\n"
     assert holdfast("silence", alert, "2h") == f"alert {alert} is silenced for 2 h\n"
     assert only(client, "silent")["silenced_until"] == clock.now + 7200

@@ -275,7 +275,7 @@ def test_a_setting_can_be_looked_at_before_it_is_made(job, client):
     fixed = client.get(f"{JOB}/preview?every=17").json()["plan"]
     assert tight["interval"] > loose["interval"]
     assert fixed["interval"] == 17
-    assert tight["exposure_iterations"] > loose["exposure_iterations"]
+    assert tight["unsaved_iterations"] > loose["unsaved_iterations"]
     assert client.get(f"{JOB}/desired").json()["version"] == 0
 
 

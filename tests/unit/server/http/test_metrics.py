@@ -73,7 +73,7 @@ def test_what_happened_is_counted(families, client):
     assert value(seen, "holdfast_http_requests_total", route="/api/v1/jobs/{job}", status="4xx") == 1
     assert value(seen, "holdfast_http_request_duration_seconds_count", route="/api/v1/ingest") == 5
     assert value(seen, "holdfast_jobs", status="running") == 1
-    assert value(seen, "holdfast_job_exposure_iterations", job="char-gpt") == 0
+    assert value(seen, "holdfast_job_unsaved_iterations", job="char-gpt") == 0
     assert value(seen, "holdfast_database_size_bytes") > 4096
     assert value(seen, "holdfast_database_writes_waiting") == 0
     assert value(seen, "holdfast_alert_deliveries_total", channel="webhook", result="delivered") == 1

@@ -78,14 +78,14 @@ def test_a_job_that_was_started_again_runs(agent, client):
     assert (summary["status"], summary["restarts"], summary["attempt"]) == ("running", 1, 2)
 
 
-def test_exposure_counts_from_the_last_durable_checkpoint_on_the_way_here(agent, client):
+def test_unsaved_work_counts_from_the_last_durable_checkpoint_on_the_way_here(agent, client):
     agent.start()
     agent.train(10, seconds=0.5)
-    assert client.get(JOB).json()["exposure_iterations"] == 10
+    assert client.get(JOB).json()["unsaved_iterations"] == 10
     agent.checkpoint(6)
     agent.checkpoint(9, state="persisting")
     summary = client.get(JOB).json()
-    assert (summary["exposure_iterations"], summary["exposure_seconds"]) == (4, 2.0)
+    assert (summary["unsaved_iterations"], summary["unsaved_seconds"]) == (4, 2.0)
     assert summary["last_durable"]["id"] == "000000000006-1"
     assert summary["checkpoints_total"] == 1
 

@@ -135,7 +135,7 @@ def test_living_jobs_come_first_by_name_and_then_those_heard_last(client):
     assert ended == [job["job"] for job in others if job["status"] == others[0]["status"]]
 
 
-@pytest.mark.parametrize("order", ["risk", "durable"])
+@pytest.mark.parametrize("order", ["unsaved", "durable"])
 def test_the_worst_of_many_jobs_are_found_without_naming_each(empty_database, order):
     def ask(database):
         database_queries.fill(database, rows_of(200))
@@ -160,11 +160,11 @@ def test_what_cannot_be_asked_is_refused(client, query):
     assert client.get(f"{JOBS}?{query}").status_code == 422
 
 
-def test_what_is_at_risk_is_told_in_gpu_hours_too(client):
+def test_unsaved_work_is_told_in_gpu_hours_too(client):
     grow(client, 1)
     (job,) = ask(client)["jobs"]
-    assert (job["world_size"], job["exposure_iterations"], job["exposure_seconds"]) == (8, 100, 25.0)
-    assert job["exposure_gpu_hours"] == pytest.approx(25 * 8 / 3600)
+    assert (job["world_size"], job["unsaved_iterations"], job["unsaved_seconds"]) == (8, 100, 25.0)
+    assert job["unsaved_gpu_hours"] == pytest.approx(25 * 8 / 3600)
 
 
 def test_whoever_may_see_one_project_sees_and_counts_no_other(client):
@@ -218,7 +218,7 @@ def test_of_those_that_have_ended_the_last_heard_of_are_found_without_sorting_al
 
 
 @pytest.mark.parametrize("database_kind", ["sqlite"])
-@pytest.mark.parametrize("order", ["risk", "overhead", "durable"])
+@pytest.mark.parametrize("order", ["unsaved", "overhead", "durable"])
 def test_what_is_worst_takes_as_many_statements_whatever_the_number_and_one_look_at_each_job(
     empty_database, order
 ):

@@ -33,8 +33,8 @@ SUMMARY = JobSummary(
     restore_mode="in_place", restore_reason="", iteration=500, lineage=1, attempt=1, restarts=0, world_size=64,
     iterations_per_second=5.0, last_contact_seconds=1.0, started_at=NOW - 9000, loss=2.5, metrics=["loss"],
     paced=None, measured_overhead=0.02, measured_window_iterations=200, budget=0.035, interval=50,
-    interval_seconds=None, policy="checkfreq", interval_reason="", exposure_iterations=20, exposure_seconds=4.0,
-    exposure_gpu_hours=0.07, last_durable=CHECKPOINT, failing=None, desired=Desired(), every_until=None,
+    interval_seconds=None, policy="checkfreq", interval_reason="", unsaved_iterations=20, unsaved_seconds=4.0,
+    unsaved_gpu_hours=0.07, last_durable=CHECKPOINT, failing=None, desired=Desired(), every_until=None,
     delivered_version=0, applied_version=0, applied_iteration=None, applied_at=None, open_order=None,
     checkpoints_total=10, longest_stall=None, sparkline=[], lineages=1,
 )  # fmt: skip
@@ -169,10 +169,10 @@ def test_a_reason_of_an_agent_stays_in_its_line():
 
 
 def test_little_unsaved_work_is_given_as_time():
-    assert verdict(facts(exposure_gpu_hours=0.003)).text.endswith("a crash now costs 4 s of training")
-    little = verdict(facts(exposure_gpu_hours=0.0001, exposure_seconds=0.07))
+    assert verdict(facts(unsaved_gpu_hours=0.003)).text.endswith("a crash now costs 4 s of training")
+    little = verdict(facts(unsaved_gpu_hours=0.0001, unsaved_seconds=0.07))
     assert little.text.endswith("a crash now costs less than 1 s of training")
-    assert verdict(facts(exposure_iterations=0)).text.endswith("a crash now costs nothing")
+    assert verdict(facts(unsaved_iterations=0)).text.endswith("a crash now costs nothing")
 
 
 def test_an_alert_of_training_says_nothing_about_a_job_that_has_ended():

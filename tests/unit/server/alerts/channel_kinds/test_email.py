@@ -94,7 +94,7 @@ def start(certificate):
 
 def letter() -> EmailMessage:
     mail = EmailMessage()
-    mail["From"], mail["To"], mail["Subject"] = "holdfast@example.org", "ada@example.org", "Agent silent"
+    mail["From"], mail["To"], mail["Subject"] = "holdfast@example.org", "ada@example.org", "Job silent"
     mail.set_content("Nothing was heard of it.")
     return mail
 
@@ -105,7 +105,7 @@ def test_mail_and_password_travel_over_tls(start, certificate, monkeypatch, secu
     box = Box()
     send_mail(letter(), start(box, security))
     ((content, over_tls),) = box.mails
-    assert (over_tls, "Subject: Agent silent" in content, box.logins) == (True, True, [b"letter-box"])
+    assert (over_tls, "Subject: Job silent" in content, box.logins) == (True, True, [b"letter-box"])
 
 
 @pytest.mark.parametrize("security", ["starttls", "ssl"])
