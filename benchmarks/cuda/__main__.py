@@ -44,7 +44,6 @@ def main() -> None:
 def run_cases(options: argparse.Namespace) -> None:
     """Run the cases of one stage in this process, and print a line of JSON for each."""
     stage = by_name(options.stage)
-    assert stage.module is not None
     context = Context(options.device, options.small, options.folder, options.disk)
     for name, run in importlib.import_module(f"{__package__}.{stage.module}").cases(context):
         if name in options.done:

@@ -43,6 +43,7 @@ On a machine with a GPU, from the source tree:
 make cuda-check CUDA_MINUTES=9                          # in the environment of the benchmarks
 make cuda-check CUDA_MINUTES=9 CUDA_PYTHON=python3      # with the packages of the machine, without a download
 make cuda-check RESUME=cuda.jsonl                       # what is missing in the results of earlier runs
+make cuda-check RESUME=cuda.jsonl ARGS='--only host --only hash --only managed'     # after those of nine minutes
 make cuda-check ARGS='--only copy --only restore'       # these stages; --list names all
 ```
 
@@ -58,7 +59,7 @@ To publish results, move the file to `benchmarks/results/cuda-DATE.jsonl`, run `
 and put the first sentence of the page into README.md and install.md: tests compare all three.
 
 A stage is a line in `benchmarks/cuda/stages.py` and a module in the same folder with `cases(context)`, which
-returns the name of each case and a function that returns its values. A stage that is not built has no module.
+returns the name of each case and a function that returns its values.
 """
 
 
@@ -100,9 +101,9 @@ def page(results: list[ResultFile]) -> str:
 
 
 def _line(stage: Stage, results: ResultFile) -> str:
-    estimate = f"{stage.estimate_seconds} s" if stage.module else "–"
+    estimate = f"{stage.estimate_seconds} s"
     status = _kind(status_of(results, stage.name))
-    more = f": {stage.missing}" if stage.missing else " (only where it is named)" if stage.by_name else ""
+    more = " (only where it is named)" if stage.by_name else ""
     return f"| `{stage.name}` | {stage.what} | {stage.goal} | {estimate} | {status}{more} |\n"
 
 

@@ -56,10 +56,7 @@ class ResultFile:
 
 
 def status_of(results: ResultFile, stage: str) -> str:
-    """Return `not built`, `not run`, `met`, `MISSED` or `without a goal`, and whether a stage is incomplete."""
-    entry = next(each for each in STAGES if each.name == stage)
-    if entry.module is None:
-        return "not built"
+    """Return `not run`, `met`, `MISSED` or `without a goal`, and whether a stage is incomplete."""
     cases, end = results.cases(stage).values(), results.end(stage)
     if not cases:
         return f"not run: {end['reason']}" if end and end.get("reason") else "not run"
@@ -88,8 +85,6 @@ def table_of(results: ResultFile) -> list[str]:
         seconds = f"{end['seconds']:.0f}" if end and "seconds" in end else "-"
         lines.append(f"{stage.name:<10} {status_of(results, stage.name):<26.60} {seconds:>8}  {stage.goal}")
         lines += [f"  {case}: {describe(row)}" for case, row in results.cases(stage.name).items()]
-        if stage.missing:
-            lines.append(f"  {stage.missing}")
     return lines
 
 

@@ -35,9 +35,8 @@ class Stage:
     """Expected duration on one H100 or H200."""
     limit_seconds: int
     """After this time the stage is ended; the cases that it has written stay."""
-    module: str | None = None
-    """Module of this package with `cases(context)`; `None` while the product has nothing to run."""
-    missing: str = ""
+    module: str
+    """Module of this package with `cases(context)`."""
     by_name: bool = False
     """Run only where it is named: the whole takes less than nine minutes without it."""
 
@@ -99,15 +98,23 @@ STAGES = (
         "at most 0.5 of a cold start",
         25, 60, "warm",
     ),
-    Stage("host", "forked host state with an initialized device", "exact, no CUDA call in the child", 0, 0,
-          missing="no module runs it yet"),
-    Stage("hash", "incremental checkpoints: digests of rows on the device", "at least 10 times the host's", 0, 0,
-          missing="digests are computed on the host"),
+    Stage(
+        "host",
+        "an array of 1 GB on the host, written from forks of a process whose device is initialized",
+        "exact; a child has no device open",
+        15, 40, "host", by_name=True,
+    ),
+    Stage(
+        "hash",
+        "incremental checkpoints: hash trees over the rows of 1 GB, on the device and on the host",
+        "equal trees; at least 10 times the host's rate",
+        15, 40, "hashing", by_name=True,
+    ),
     Stage(
         "managed",
-        "tensors in managed memory, of a pluggable allocator: snapshot and restore",
-        "exact; pages stay where they are",
-        0, 0, missing="a pluggable allocator needs a compiled library, which a common image does not have",
+        "tensors in managed memory of a pluggable allocator: snapshot and restore in place",
+        "exact; pages stay on the device",
+        10, 40, "managed", by_name=True,
     ),
     Stage(
         "tests",
