@@ -43,6 +43,7 @@ class FakeAgent:
     at: float = 0.0
     events: list[wire.Event] = field(default_factory=list)
     samples: Samples = field(default_factory=Samples)
+    host: str = "node-3"
     measures_machine: bool = False
     """Whether it reports the use of its machine every 20 iterations."""
 
@@ -60,7 +61,7 @@ class FakeAgent:
         self.events.append(
             wire.AttemptStarted(
                 at=self.at, iteration=self.iteration, lineage=self.lineage, resumed_from=resumed_from,
-                host="node-3", pid=4711, supervised=True, previous_exit=previous_exit,
+                host=self.host, pid=4711, supervised=True, previous_exit=previous_exit,
             )
         )  # fmt: skip
         if self.attempt == 1:

@@ -400,6 +400,8 @@ class JobSummary(Struct, kw_only=True, frozen=True):
     """Over the newest iterations, on all ranks; `None` unless the script reports tokens."""
     samples_per_second: float | None = None
     """The same for samples; `None` unless the loader knows them."""
+    host: str = ""
+    """Host of rank 0 of the newest attempt; empty if unknown."""
 
     @property
     def progress(self) -> float | None:

@@ -58,7 +58,7 @@ def jobs(
     db: Db,
     now: Now,
     asker: Asker,
-    search: Annotated[str, Query(description="part of a job's name, case-insensitive")] = "",
+    search: Annotated[str, Query(description="part of a job's name or host, case-insensitive")] = "",
     status: JobStatus | None = None,
     project: str | None = None,
     owner: Annotated[str | None, Query(description="who launched the newest attempt")] = None,

@@ -49,7 +49,7 @@ class FleetQuery:
     """Filter, order and page of the fleet."""
 
     search: str = ""
-    """Part of a name, in any case."""
+    """Part of the name or of the host of a job, in any case."""
     status: JobStatus | None = None
     project: str | None = None
     owner: str | None = None
@@ -172,7 +172,8 @@ def _matching(query: Select[Any], question: FleetQuery) -> Select[Any]:
     for label in question.labels:
         query = query.where(has_label(models.AttemptRecord.labels, label))
     if question.search:
-        query = query.where(job.name.icontains(question.search, autoescape=True))
+        columns = (job.name, models.AttemptRecord.host)
+        query = query.where(or_(*(each.icontains(question.search, autoescape=True) for each in columns)))
     return query
 
 

@@ -159,6 +159,7 @@ def _summary(
         restore_reason=restore_reason(attempt, alive=status.alive),
         attempt=attempt.attempt if attempt else job.attempt,
         world_size=world_size,
+        host=attempt.host if attempt else "",
         iterations_per_second=rate,
         total_iterations=total,
         remaining_seconds=max(0, total - job.iteration) / rate if trains and rate and total else None,

@@ -105,14 +105,10 @@ def _silent(facts: VerdictFacts) -> _Sentence | None:
     job = facts.job
     if job.status != "silent":
         return None
-    text = (
-        f"Silent for {_age(job.last_contact_seconds)}: no report from the agent; {_cost(job, 'a crash has cost')}"
-    )
-    return (
-        "critical",
-        text,
-        f"If its process has ended, start the script again{_resumes(job)}; else check its network",
-    )
+    last = f"last report from {job.host}" if job.host else "no report from the agent"
+    text = f"Silent for {_age(job.last_contact_seconds)}: {last}; {_cost(job, 'a crash has cost')}"
+    step = f"If its process has ended, start the script again{_resumes(job)}; else check its network"
+    return "critical", text, step
 
 
 def _restoring(facts: VerdictFacts) -> _Sentence | None:

@@ -30,6 +30,13 @@ def test_a_job_is_shown_with_its_figures_and_their_windows(client: TestClient, a
     assert "No job has reported yet" not in page
 
 
+def test_a_job_is_shown_with_its_host_which_the_search_finds(client: TestClient, agent: FakeAgent) -> None:
+    page = client.get("/?search=node-3").text
+    assert 'title="char-gpt on node-3"' in page
+    assert "<small><bdi>node-3</bdi></small>" in page
+    assert "from <b><bdi>node-3</bdi></b>" in client.get("/jobs/char-gpt").text
+
+
 def test_the_search_keeps_what_it_was_asked_for(client: TestClient, agent: FakeAgent) -> None:
     assert 'id="job-char-gpt"' in client.get("/?search=gpt").text
     page = client.get('/?search=<b>"other').text

@@ -313,7 +313,7 @@ def test_a_message_about_one_job_says_the_unsaved_work_and_what_to_do(client, ag
     fall_silent(client, agent, clock)
     post()
     assert json.loads(hook.got[0][1])["text"].splitlines()[2] == (
-        "Silent for 2 min 25 s: no report from the agent; a crash has cost less than 1 s of training. "
+        "Silent for 2 min 25 s: last report from node-1; a crash has cost less than 1 s of training. "
         "If its process has ended, start the script again; else check its network."
     )
 

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.protocol.wire import AttemptFinished, LineageStarted, Stall
+from holdfast.protocol.wire import AttemptFinished, AttemptStarted, LineageStarted, Stall
 from tests.support import database_queries
 
 JOB = "/api/v1/jobs/char-gpt"
@@ -27,6 +27,14 @@ def test_jobs_come_with_the_one_heard_last_first_and_can_be_searched(client, fre
         fresh_agent(client, job=name, uid=name).start()
     assert [one["job"] for one in client.get("/api/v1/jobs").json()["jobs"]] == ["betaX1", "beta_1", "alpha"]
     assert [one["job"] for one in client.get("/api/v1/jobs?search=ETA_").json()["jobs"]] == ["beta_1"]
+
+
+def test_a_job_names_its_host_by_which_it_can_be_searched(client, fresh_agent, clock):
+    for name, host in (("alpha", "GPU-17"), ("beta", "gpu-18")):
+        agent = fresh_agent(client, job=name, uid=name)
+        agent.say(AttemptStarted(at=clock.now, iteration=0, lineage=1, host=host))
+    found = client.get("/api/v1/jobs?search=gpu-17").json()["jobs"]
+    assert [(job["job"], job["host"]) for job in found] == [("alpha", "GPU-17")]
 
 
 def test_a_job_is_starting_until_its_first_iteration(agent, client):

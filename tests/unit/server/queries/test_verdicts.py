@@ -72,8 +72,8 @@ EACH = {
         "Correct the cause, then start the script again: it resumes from 480",
     ),
     "silent": (
-        ended("silent", last_contact_seconds=3060.0), "critical",
-        "Silent for 51 min: no report from the agent; a crash has cost 0.07 GPU-hours",
+        ended("silent", last_contact_seconds=3060.0, host="gpu-17"), "critical",
+        "Silent for 51 min: last report from gpu-17; a crash has cost 0.07 GPU-hours",
         "If its process has ended, start the script again: it resumes from 480; else check its network",
     ),
     "restarting": (
@@ -156,6 +156,11 @@ def test_the_most_severe_cause_is_the_verdict():
     both = replace(facts(failing=DISK_FULL, desired=PAUSED), ranks=totals(data_seconds=67.0).ranks)
     assert verdict(both).cause == "failing"
     assert verdict(replace(both, job=msgspec.structs.replace(both.job, failing=None))).cause == "paused"
+
+
+def test_a_silent_job_of_an_unknown_host_is_silent_all_the_same():
+    found = verdict(ended("silent", last_contact_seconds=3060.0))
+    assert found.text.startswith("Silent for 51 min: no report from the agent; ")
 
 
 def test_one_failed_checkpoint_is_a_warning():
