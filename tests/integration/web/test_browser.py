@@ -344,7 +344,9 @@ def test_rows_of_the_fleet_have_two_lines_and_long_names_are_cut(
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     link = page.get_by_role("link", name=name, exact=True)
     assert link.evaluate("link => link.scrollWidth > link.clientWidth")
-    expect(link).to_have_attribute("title", name)
+    expect(link).to_have_attribute("title", f"{name} on node-3")
+    verdict = row.locator(".verdict bdi")
+    assert verdict.evaluate("text => text.parentElement.getBoundingClientRect().width") >= 180
 
 
 def test_on_a_phone_no_figure_of_the_fleet_lies_over_another(open_page: Open, agent: FakeAgent) -> None:

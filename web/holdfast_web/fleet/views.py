@@ -12,7 +12,7 @@ from holdfast.protocol.administration import Alert
 from holdfast.protocol.fleet import BulkAction, BulkOutcome, BulkResult, Fleet
 from holdfast.protocol.jobs import JobStatus, JobSummary
 from holdfast.protocol.timeline import ShortWindow
-from holdfast.protocol.verdicts import VerdictLevel
+from holdfast.protocol.verdicts import VerdictCause, VerdictLevel
 from holdfast_server.alerts.incidents import open_of_jobs
 from holdfast_server.control.saved_views import SavedView, saved_views
 from holdfast_server.core.principal import Principal, Role
@@ -75,6 +75,10 @@ ACTIONS: dict[BulkAction, tuple[str, str]] = {
 """The question before a bulk action, up to the number of jobs, and what the result says of that number."""
 JOBS_NAMED = 50
 """Most jobs that the confirmation of a bulk action lists."""
+SAYS_STATUS: tuple[VerdictCause, ...] = (
+    "failed", "silent", "restarting", "late", "data", "straggler", "starting", "healthy", "stopped", "finished",
+)  # fmt: skip
+"""Verdicts that imply the status, which their rows do not repeat."""
 GOODPUT_WINDOW: ShortWindow = "1h"
 NEIGHBORS = 2
 """Number of links to pages before and after the current one."""
@@ -184,6 +188,7 @@ class FleetRows(View):
     """The address for agents."""
     views: list[SavedView]
     """The views that the viewer has saved."""
+    says_status: tuple[VerdictCause, ...] = SAYS_STATUS
     default_order: FleetSort = DEFAULT_ORDER
     orders: dict[FleetSort, str] = field(default_factory=lambda: ORDERS)
     ascending: frozenset[FleetSort] = ASCENDING
