@@ -19,6 +19,16 @@ LimitUnit = Literal[
 ApprovalState = Literal["waiting", "approved", "declined", "expired"]
 
 
+class AlertStep(Struct, kw_only=True, frozen=True):
+    """One step in the course of an alert."""
+
+    at: float
+    state: Literal["began", "fired", "acknowledged", "silenced", "unsilenced", "comment", "sent", "resolved"]
+    who: str | None = None
+    """Person or key, of what one did; of a message, the name of its channel."""
+    text: str = ""
+
+
 class Alert(Struct, kw_only=True, frozen=True):
     """A violation of one rule by one job."""
 
@@ -50,16 +60,10 @@ class Alert(Struct, kw_only=True, frozen=True):
     resolved_why: str | None = None
     group_id: int | None = None
     """Number of the alert that opened its group: the alerts of a group are sent as one message."""
-
-
-class AlertStep(Struct, kw_only=True, frozen=True):
-    """One step in the course of an alert."""
-
-    at: float
-    state: Literal["began", "fired", "acknowledged", "silenced", "unsilenced", "comment", "sent", "resolved"]
-    who: str | None = None
-    """Person or key, of what one did; of a message, the name of its channel."""
-    text: str = ""
+    comments: int = 0
+    """Number of comments, in a list of alerts."""
+    last_comment: AlertStep | None = None
+    """The newest of them."""
 
 
 class AlertDetails(Struct, kw_only=True, frozen=True):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Literal
 
+import msgspec
 from sqlalchemy import ColumnElement, and_, func, not_, select
 from sqlalchemy.orm import Session
 
@@ -25,6 +26,7 @@ from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import AlertResolved, InvalidSetting, UnknownAlert, UnknownJob
 from holdfast_server.core.principal import Principal, Role
 from holdfast_server.db import Database, job_transaction, named_jobs
+from holdfast_server.queries.fleet import jobs_with
 from holdfast_server.queries.job_view import find_job
 from holdfast_server.records import audit
 
@@ -152,6 +154,8 @@ def as_answer(row: models.AlertRecord, *, now: float) -> Alert:
         title=kind.title if kind else row.kind,
         state=state_of(row, now=now),
         fired_at=row.since if row.fired_at is None else row.fired_at,
+        comments=0,
+        last_comment=None,
     )
 
 
@@ -168,13 +172,15 @@ def list_alerts(
     state: AlertFilter = "open",
     severity: str | None = None,
     rule: str | None = None,
+    labels: Sequence[str] = (),
     search: str = "",
     before: int | None = None,
     limit: int = 100,
 ) -> list[Alert]:
-    """List alerts, newest first.
+    """List alerts with their comments, newest first.
 
     Args:
+        labels: labels of the job that all match, as `FleetQuery.labels`.
         search: a part of the name of the job.
         before: the id that the previous page ended with.
     """
@@ -192,6 +198,8 @@ def list_alerts(
         query = query.where(rows.rule == rule)
     if severity is not None:
         query = query.where(rows.severity == severity)
+    if labels:
+        query = query.where(rows.job.in_(jobs_with(labels)))
     if search:
         query = query.where(rows.job.icontains(search, autoescape=True))
     if before is not None:
@@ -199,7 +207,28 @@ def list_alerts(
     with db.read() as session:
         if job is not None:
             find_job(session, job)
-        return [as_answer(row, now=now) for row in session.scalars(query)]
+        found = [as_answer(row, now=now) for row in session.scalars(query)]
+        return _with_comments(session, found)
+
+
+def _with_comments(session: Session, alerts: list[Alert]) -> list[Alert]:
+    """Add the number of comments and the last one."""
+    notes = models.AlertNoteRecord
+    place = func.row_number().over(partition_by=notes.alert, order_by=notes.id.desc()).label("place")
+    count = func.count().over(partition_by=notes.alert).label("count")
+    of_these = (notes.alert.in_([alert.id for alert in alerts]), notes.kind == "comment")
+    ranked = select(notes.alert, notes.at, notes.who, notes.text, place, count).where(*of_these).subquery()
+    last = {row.alert: row for row in session.execute(select(ranked).where(ranked.c.place == 1))}
+    return [
+        msgspec.structs.replace(
+            alert,
+            comments=row.count,
+            last_comment=AlertStep(at=row.at, state="comment", who=row.who, text=row.text),
+        )
+        if (row := last.get(alert.id)) is not None
+        else alert
+        for alert in alerts
+    ]
 
 
 def _in_state(state: AlertFilter, *, now: float) -> tuple[ColumnElement[bool], ...]:
@@ -307,8 +336,11 @@ def acknowledge(session: Session, job: str, alert: int, *, who: str, now: float)
     return as_answer(row, now=now)
 
 
-def acknowledge_all(db: Database, alerts: Sequence[int], *, asker: Principal, now: float) -> None:
-    """Acknowledge those of some alerts that are open and whose jobs the asker may operate."""
+def change_all(
+    db: Database, alerts: Sequence[int], change: Callable[..., Alert], *, asker: Principal, now: float
+) -> None:
+    """Apply a change, such as `acknowledge`, to those of some alerts that are open and whose jobs the asker may
+    operate."""
     rows = models.AlertRecord
     query = select(rows.id, rows.job, rows.project).where(rows.id.in_(list(alerts)[:MAX_ROWS]))
     with db.read() as session:
@@ -316,7 +348,7 @@ def acknowledge_all(db: Database, alerts: Sequence[int], *, asker: Principal, no
     for alert, job, project in found:
         if (asker.role_in(project) or 0) >= Role.operator:
             with suppress(AlertResolved, UnknownAlert, UnknownJob):  # it resolved or was deleted meanwhile
-                acknowledge(db, job, alert, who=asker.name, now=now)
+                change(db, job, alert, who=asker.name, now=now)
 
 
 @job_transaction

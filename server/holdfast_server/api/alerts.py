@@ -32,6 +32,7 @@ from holdfast_server.http.dependencies import Asker, Body, Config, Db, Now, Who
 NO_ALERT = "No such job or alert"
 NO_CHANNEL = "No such project or channel"
 RESOLVED = "It has resolved already"
+LABELS = "labels of the job that all match: `name`, or `name: value`"
 
 Limit = Annotated[int, Query(ge=1, le=incidents.MAX_ROWS)]
 Before = Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="the id that the previous page ended with")]
@@ -64,6 +65,7 @@ def alerts(
     severity: Severity | None = None,
     job: Annotated[str | None, Query(description="part of a job's name, case-insensitive")] = None,
     rule: str | None = None,
+    label: Annotated[list[str] | None, Query(description=LABELS)] = None,
     limit: Limit = 100,
     before: Before = None,
 ) -> Response:
@@ -76,6 +78,7 @@ def alerts(
         severity=severity,
         search=job or "",
         rule=rule,
+        labels=label or (),
         state=state,
         before=before,
         limit=limit,

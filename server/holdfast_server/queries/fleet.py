@@ -183,6 +183,12 @@ def _listed(query: Select[Any], question: FleetQuery, *, now: float) -> Select[A
     return query if question.status is None else query.where(status_in_sql(now=now) == question.status)
 
 
+def jobs_with(labels: Sequence[str]) -> Select[str]:
+    """Return the query of the names of the jobs that have all of these labels. Raises InvalidSetting."""
+    query = select(models.JobRecord.name).join(models.AttemptRecord, current_attempt())
+    return query.where(*(has_label(models.AttemptRecord.labels, label) for label in labels))
+
+
 def has_label(labels: InstrumentedAttribute[Any], label: str) -> ColumnElement[bool]:
     """Return the condition for a label in a column of labels. Raises InvalidSetting: it has no name."""
     # unlike LIKE and position(), replace() compares case and means the same on both databases

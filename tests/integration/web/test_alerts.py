@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 
+import msgspec
 import pytest
 from playwright.sync_api import expect
 from starlette.testclient import TestClient
@@ -178,11 +179,68 @@ def test_many_alerts_are_grouped_filtered_and_acknowledged_at_once(client, clock
     assert "sweep-1" in client.get("/alerts?search=EEP-1").text
     assert "sweep-2" not in client.get("/alerts?search=EEP-1").text
     assert "No alert matches" in client.get("/alerts?severity=info").text
-    numbers = re.findall(r'name="alert" value="(\d+)"', page)
+    numbers = set(re.findall(r'name="alert" value="(\d+)"', page))
     assert len(numbers) == 3
     reply = client.post("/alerts/acknowledge", data={"alert": [*numbers, "999"], "back": "/alerts?state=all"})
     assert (reply.status_code, reply.headers["location"]) == (303, "/alerts?state=all")
     assert client.get("/alerts").text.count("acknowledged by operator") == 3
+
+
+def alert_of_team(client, clock, teams):
+    """Jobs that have fallen silent, by their team."""
+    for job, team in teams.items():
+        agent = FakeAgent(over_client(client), job=job, started_at=NOW - 120)
+        agent.start()
+        agent.events[0] = msgspec.structs.replace(agent.events[0], labels={"team": team})
+        agent.train(5)
+        agent.send()
+    clock.now += 200
+    evaluation.evaluate(client.app.state.services.database, clock.now)
+
+
+def test_alerts_are_filtered_by_label_of_the_job(client, clock):
+    alert_of_team(client, clock, {"a": "vision", "b": "nlp"})
+    for query, jobs in {"team": ["b", "a"], "team: nlp": ["b"], "team: nlp, sweep": []}.items():
+        page = client.get("/alerts", params={"label": query}).text
+        assert (
+            re.findall(r'class="alert-title".{0,60}</a><a href="/jobs/(\w)">', page.replace("> <", "><")) == jobs
+        )
+    assert 'value="team: nlp"' in client.get("/alerts?label=team:+nlp").text
+    assert client.get("/alerts?label=:x").status_code == 422
+    found = client.get("/api/v1/alerts?label=team:+vision").json()["alerts"]
+    assert [alert["job"] for alert in found] == ["a"]
+
+
+def test_all_alerts_that_are_shown_are_silenced_at_once_and_again_heard(client, clock):
+    alert_of_team(client, clock, {"a": "vision", "b": "nlp", "c": "nlp"})
+    page = client.get("/alerts?label=team:+nlp").text
+    form = re.search(r'action="/alerts/silence".*?</form>', page)
+    assert form
+    assert "Silence all 2 shown" in form[0]
+    numbers = re.findall(r'name="alert" value="(\d+)"', form[0])
+    back = "/alerts?label=team%3A+nlp"
+    data = {"alert": [*numbers, "999"], "seconds": "28800", "back": back}
+    reply = client.post("/alerts/silence", data=data)
+    assert (reply.status_code, reply.headers["location"]) == (303, back)
+    states = {alert["job"]: alert["state"] for alert in client.get("/api/v1/alerts").json()["alerts"]}
+    assert states == {"a": "firing", "b": "silenced", "c": "silenced"}
+    entries = client.get("/api/v1/audit").json()["entries"]
+    assert [entry["action"] for entry in entries[:2]] == ["alert.silence"] * 2
+    assert "End silence of all 2 shown" in client.get("/alerts?state=silenced").text
+    client.post("/alerts/unsilence", data={"alert": numbers})
+    assert {alert["state"] for alert in client.get("/api/v1/alerts").json()["alerts"]} == {"firing"}
+    assert client.post("/alerts/silence", data=data | {"seconds": "a while"}).status_code == 422
+
+
+def test_the_list_of_alerts_has_the_last_comment(client, silent, clock):
+    assert "last-comment" not in client.get("/alerts").text
+    for text in ("rack 3?", "rack 3 is <down>"):
+        client.post(f"/jobs/char-gpt/alerts/{silent}/comment", data={"text": text})
+    page = client.get("/alerts").text
+    assert "2 comments</a>, the last by <bdi>operator</bdi>" in page
+    assert "rack 3 is &lt;down&gt;" in page
+    (alert,) = client.get("/api/v1/alerts").json()["alerts"]
+    assert (alert["comments"], alert["last_comment"]["text"]) == (2, "rack 3 is <down>")
 
 
 def test_a_restore_of_ones_own_is_no_alert(client, agent, clock):

@@ -43,6 +43,7 @@ async def _question(
     project: str = "",
     severity: str = "",
     rule: str = "",
+    label: str = "",
     search: str = "",
 ) -> views.AlertQuery:
     return views.AlertQuery(
@@ -51,6 +52,7 @@ async def _question(
         project=project,
         severity=severity if severity in SEVERITIES else "",
         rule=rule,
+        label=", ".join(forms.labels(label)),
         search=search.strip(),
     )
 
@@ -117,9 +119,33 @@ def acknowledge_all(
     htmx: Htmx = False,
 ) -> Response:  # fmt: skip
     """Acknowledge the selected alerts."""
-    known = [number for number in alert or [] if 0 <= number <= MAX_INTEGER]
-    incidents.acknowledge_all(db, known, asker=asker, now=now)
+    incidents.change_all(db, _known(alert), incidents.acknowledge, asker=asker, now=now)
     return _done(back, htmx)
+
+
+@router.endpoint("POST", "/alerts/silence", access=LISTS)  # the route checks each alert
+def silence_all(
+    db: Db, now: Now, asker: Asker, alert: Annotated[list[int] | None, Form()] = None, seconds: Text = "3600",
+    back: Text = "/alerts", htmx: Htmx = False,
+) -> Response:  # fmt: skip
+    """Silence the selected alerts."""
+    change = partial(incidents.silence, until=now + forms.seconds("silence", seconds))
+    incidents.change_all(db, _known(alert), change, asker=asker, now=now)
+    return _done(back, htmx)
+
+
+@router.endpoint("POST", "/alerts/unsilence", access=LISTS)  # the route checks each alert
+def unsilence_all(
+    db: Db, now: Now, asker: Asker, alert: Annotated[list[int] | None, Form()] = None, back: Text = "/alerts",
+    htmx: Htmx = False,
+) -> Response:  # fmt: skip
+    """End the silence of the selected alerts."""
+    incidents.change_all(db, _known(alert), incidents.unsilence, asker=asker, now=now)
+    return _done(back, htmx)
+
+
+def _known(alerts: list[int] | None) -> list[int]:
+    return [number for number in alerts or [] if 0 <= number <= MAX_INTEGER]
 
 
 @router.endpoint("POST", "/jobs/{job}/alerts/{alert}/acknowledge", access=OPERATE)

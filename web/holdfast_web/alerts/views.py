@@ -16,6 +16,7 @@ from holdfast_server.alerts.conditions import KINDS, SEVERITIES, RuleKind
 from holdfast_server.core.alert_settings import AlertSettings
 from holdfast_server.core.principal import Principal, Role
 from holdfast_server.db import Database
+from holdfast_web.shared import forms
 from holdfast_web.shared.render import View
 
 ALERTS_SHOWN, DELIVERIES_SHOWN = 100, 8
@@ -55,12 +56,15 @@ class AlertQuery:
     project: str = ""
     severity: str = ""
     rule: str = ""
+    label: str = ""
+    """Labels of the job that all match, separated by commas."""
     search: str = ""
     """A part of the name of the job."""
 
     @property
     def narrowed(self) -> bool:
-        return bool(self.severity or self.rule or self.search or self.project) or self.state not in ("open", "all")
+        filters = (self.severity, self.rule, self.label, self.search, self.project)
+        return any(filters) or self.state not in ("open", "all")
 
     @property
     def address(self) -> str:
@@ -166,6 +170,7 @@ def alert_rows(
         state=question.state,
         severity=question.severity or None,
         rule=question.rule or None,
+        labels=forms.labels(question.label),
         search=question.search,
         before=before,
         limit=ALERTS_SHOWN + 1,

@@ -69,7 +69,7 @@ def _parse(
         status=cast("JobStatus", status) or None,
         project=project or None,
         owner=owner.strip() or None,
-        labels=_labels(label),
+        labels=forms.labels(label),
         archived=bool(archived),
         grouped=bool(group),
         order=cast("FleetSort", order),
@@ -86,10 +86,6 @@ def _number(name: str, typed: str, default: int, *, most: int) -> int:
     if not (typed.isascii() and typed.isdigit() and len(typed) < 10 and 1 <= int(typed) <= most):
         raise InvalidSetting(name, f"{name} {typed!r} must be a number from 1 to {most}")
     return int(typed)
-
-
-def _labels(typed: str) -> tuple[str, ...]:
-    return tuple(label for label in (part.strip() for part in typed.split(",")) if label)
 
 
 async def _hidden(hide: Annotated[list[str] | None, Query()] = None) -> frozenset[str]:
@@ -216,7 +212,7 @@ def _filter(address: str) -> JobFilter:
         status=cast("JobStatus | None", query.get("status")),
         project=query.get("project"),
         owner=query.get("owner"),
-        labels=list(_labels(query.get("label", ""))),
+        labels=list(forms.labels(query.get("label", ""))),
         archived=bool(query.get("archived")),
     )
 

@@ -57,6 +57,11 @@ def hold(text: str) -> float | None:
     return seconds("every_seconds", text) if text.strip() else None
 
 
+def labels(text: str) -> tuple[str, ...]:
+    """Split labels at commas: `team: vision, sweep`."""
+    return tuple(label for label in (part.strip() for part in text.split(",")) if label)
+
+
 def iteration(text: str) -> int:
     """Parse an iteration of at least 1."""
     digits = text.strip().replace(",", "").replace("\u202f", "")
