@@ -137,9 +137,14 @@ def list_people(db: Db, asker: Asker, now: Now) -> Response:
 
 
 @router.endpoint("POST", "/people", access=SERVER_GRANT)
-def add_person(request: Request, db: Db, asker: Asker, now: Now, config: Config, name: Text = "") -> Response:
+def add_person(
+    request: Request, db: Db, asker: Asker, now: Now, config: Config, name: Text = "", role: Text = "none",
+    project: Text = "",
+) -> Response:  # fmt: skip
     try:
-        added, code = people.add(db, name, who=asker.name, now=now)
+        chosen = _role(role)
+        roles = {} if chosen is None else {project: chosen}
+        added, code = people.add(db, name, roles=roles, who=asker.name, now=now)
     except RequestRefused as refusal:
         return _refused(views.people_page(db, asker, now), refusal, typed=name)
     link = f"{public_address(request, config)}/reset#{code}"

@@ -60,6 +60,9 @@ class KeysPage(SettingsPage):
 class PeoplePage(SettingsPage):
     template: ClassVar[str] = "settings/people.html"
     people: list[Person]
+    projects: list[str]
+    """The projects in which a new person may get a role."""
+    roles: tuple[str, ...] = ROLES
     link: str = ""
     """A link to choose a password, shown once."""
     link_for: str = ""
@@ -103,7 +106,8 @@ def keys_page(db: Database, asker: Principal, now: float) -> KeysPage:
 
 
 def people_page(db: Database, asker: Principal, now: float) -> PeoplePage:
-    return PeoplePage(asker=asker, now=now, people=people.list_people(db))
+    names = [row.name for row in projects.list_projects(db, asker)]
+    return PeoplePage(asker=asker, now=now, people=people.list_people(db), projects=names)
 
 
 def projects_page(db: Database, asker: Principal, now: float) -> ProjectsPage:

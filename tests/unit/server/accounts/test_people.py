@@ -604,6 +604,19 @@ def test_people_are_added_with_a_link_that_is_shown_once(stage: AccountsServer):
     assert stage.sign_in("grace@example.com").status_code == 303
 
 
+def test_a_person_is_added_with_a_role(stage: AccountsServer):
+    stage.project(OWN)
+    root = stage.cookie(stage.person("root", admin=True)) | OURS
+    assert f"<option>{OWN}</option>" in stage.client.get("/settings/people", headers=root).text
+    form = {"name": "grace", "role": "viewer", "project": OWN}
+    assert stage.client.post("/settings/people", data=form, headers=root).status_code == 200
+    for wrong in ({"role": "owner"}, {"project": "nowhere"}):
+        reply = stage.client.post("/settings/people", data=form | {"name": "ada"} | wrong, headers=root)
+        assert reply.status_code in (404, 422), wrong
+    found = {row.name: row.roles for row in people.list_people(stage.db)}
+    assert found == {"root": {}, "grace": {OWN: "viewer"}}
+
+
 @ON_SQLITE
 @pytest.mark.parametrize(
     "name", ["", "two words", "operator", "<b>", "../etc", "x" * 101, "-dash", "Ünder", "a\nb"]
