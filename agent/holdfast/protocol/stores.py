@@ -100,6 +100,11 @@ class StoreInfo(msgspec.Struct, kw_only=True, frozen=True):
     hidden_writers: int
     """Number of other jobs; what they write is part of the sums."""
 
+    @property
+    def load(self) -> float | None:
+        """Rate of all jobs now as a share of the limit; `None` without a limit."""
+        return None if self.limit is None else self.bytes_per_second / self.limit.bytes_per_second
+
 
 def _text(value: float | str) -> str:
     return f"{value:.15g}" if isinstance(value, int | float) else value

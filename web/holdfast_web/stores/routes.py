@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from fastapi.responses import RedirectResponse, Response
 
@@ -21,6 +21,9 @@ from holdfast_web.shared.routing import Text, headers_of
 
 router = Router("/stores")
 
+StoreSort = Literal["load", "address"]
+"""`load`: highest share of the limit first, those without one by their rate."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StoresPage(View):
@@ -28,6 +31,7 @@ class StoresPage(View):
     stores: list[StoreInfo]
     job: str
     """Only those that this job writes to; empty for all."""
+    sort: StoreSort
     now: float
 
 
@@ -44,14 +48,18 @@ class StorePage(View):
 
 
 @router.endpoint("GET", "", access=LISTS)
-def list_stores(db: Db, asker: Asker, now: Now, job: str = "") -> Response:
+def list_stores(db: Db, asker: Asker, now: Now, job: str = "", sort: StoreSort = "load") -> Response:
     with db.read() as session:
         found = stores.stores(session, visible_projects=asker.visible_projects, now=now)
     if job:
         found = [store for store in found if any(each.job == job for each in store.writers)]
         if len(found) == 1:
             return RedirectResponse(f"/stores/{found[0].id}", 303)
-    return StoresPage(stores=found, job=job, now=now).response()
+    if sort == "address":
+        found.sort(key=lambda store: store.address)
+    else:
+        found.sort(key=lambda store: (store.load or 0.0, store.bytes_per_second), reverse=True)
+    return StoresPage(stores=found, job=job, sort=sort, now=now).response()
 
 
 @router.endpoint("GET", "/{store}", access=LISTS)
