@@ -15,6 +15,7 @@ import uvicorn
 from playwright.sync_api import Browser, Error, Page, Route, expect
 
 from holdfast.client import Client
+from holdfast.protocol.store_shares import StoreReport
 from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
 from tests.support.fake_agent import FakeAgent
@@ -56,18 +57,33 @@ def test_keys_lead_everywhere(open_page: Open, served: Served) -> None:
     expect(page).to_have_url(re.compile("/$"))
 
 
-@pytest.mark.parametrize("path", ["/audit", "/projects/default/alert-rules"])
-def test_j_and_k_go_through_every_list(open_page: Open, served: Served, path: str) -> None:
-    reported(served, "listed")
+TABLE = ".rows tbody tr"
+FOCUSED = "rows => rows.findIndex(row => row.contains(document.activeElement))"
+
+
+@pytest.mark.parametrize(
+    ("path", "listed"),
+    [
+        ("/audit", TABLE), ("/projects/default/alert-rules", TABLE), ("/stores", TABLE),
+        ("/account?by=job", TABLE), ("/alerts?state=all", ".alerts > li"), ("/report", ".report .log > li"),
+    ],
+)  # fmt: skip
+def test_j_and_k_go_through_every_list(open_page: Open, served: Served, path: str, listed: str) -> None:
+    for number in range(3):
+        failed = reported(served, f"listed-{number}")
+        failed.events.append(StoreReport(at=failed.at, address=f"s3://{number}", host="node"))
+        failed.fail("ValueError: no")
+        failed.supervise("gave_up", "ValueError: no", start=5)
     with Client(served.url) as client:
         for budget in (0.02, 0.03, 0.04):
-            client.edit("listed", budget=budget)
+            client.edit("listed-0", budget=budget)
     page = open_page(path)
-    rows = page.locator(".rows tbody tr, .rule")
-    focused = "rows => rows.findIndex(row => row.contains(document.activeElement))"
+    rows = page.locator(listed)
+    expect(rows.nth(2)).to_be_visible()
     for key, place in (("j", 0), ("j", 1), ("j", 2), ("k", 1)):
         page.keyboard.press(key)
-        assert rows.evaluate_all(focused) == place
+        assert rows.evaluate_all(FOCUSED) == place, (key, place)
+    assert page.evaluate("!document.activeElement.matches('button, summary')")
 
 
 def test_a_skip_link_leads_to_the_controls(open_page: Open, served: Served) -> None:

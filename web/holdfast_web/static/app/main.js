@@ -54,20 +54,24 @@ function go(key) {
   return Boolean(place);
 }
 
-/** The rows of a page: those that it names, else those of its lists. */
+// the rows of a page: those that it names, else those of its lists, else its panels
+const ROWS = ["[data-row]", ":is(.alerts > li, .rows tbody tr, .report-projects tbody tr, .report .log > li)", ".settings > section"];
+
 function listRows() {
-  const named = document.querySelectorAll("[data-row]");
-  const rows = named.length ? named : document.querySelectorAll(":is(.alerts > li, .rows tbody tr, .rule, .settings > section)");
-  return [...rows].filter((row) => row.checkVisibility());
+  for (const selector of ROWS) {
+    const rows = [...document.querySelectorAll(selector)].filter((row) => row.checkVisibility());
+    if (rows.length) return rows;
+  }
+  return [];
 }
 
-/** Move the focus to the next or previous row, at its link or button if it has one; at first to the first row. */
+/** Move the focus to the next or previous row, at its link if it has one: Enter opens it, and changes nothing. */
 function step(by) {
   const rows = listRows();
   const here = rows.findLastIndex((row) => row.contains(document.activeElement));
   const row = rows[here < 0 ? 0 : Math.min(Math.max(here + by, 0), rows.length - 1)];
   if (!row) return false;
-  const target = row.querySelector("a, button:not(:disabled)");
+  const target = row.querySelector("a[href]");
   if (!target) row.tabIndex = -1;
   (target ?? row).focus();
   return true;
