@@ -21,6 +21,9 @@ class StoreReport(msgspec.Struct, kw_only=True, omit_defaults=True, tag="store")
     address: Text
     host: Text = ""
     free_bytes: Count | None = None
+    """Free space of its file system, in one report after each measurement; `None`: unknown, or reported before."""
+    total_bytes: Count | None = None
+    """Size of that file system, with `free_bytes`."""
     written_bytes: Count = 0
     """Bytes that this attempt has handed to the store."""
     bytes_per_second: MeasuredNumber = None

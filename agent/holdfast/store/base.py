@@ -161,6 +161,10 @@ class Store(RecordStore):
     def free_bytes(self) -> int | None:
         """Return the free space, or None where it is unknown. OSError when the store is unavailable."""
 
+    def total_bytes(self) -> int | None:
+        """Return the size of the file system, or None where it is unknown. OSError when it is unavailable."""
+        return None
+
     @abstractmethod
     def jobs(self) -> list[str]:
         """List the names of all jobs."""

@@ -81,6 +81,9 @@ class LocalStore(Store):
     def free_bytes(self) -> int | None:
         return self.files.free_bytes(self.root)
 
+    def total_bytes(self) -> int | None:
+        return self.files.total_bytes(self.root)
+
     def jobs(self) -> list[str]:
         """List the names of all jobs, and of links that may have been put in the place of one."""
         if self.files.stat(self.root) is None:

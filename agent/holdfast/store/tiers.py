@@ -128,6 +128,9 @@ class TieredStore(Store):
     def free_bytes(self) -> int | None:
         return self.near.free_bytes()
 
+    def total_bytes(self) -> int | None:
+        return self.near.total_bytes()
+
     def open_file(self, job: str, checkpoint: str, file: str, *, from_disk: bool = False) -> FileReader:
         return self._holder(job, checkpoint).open_file(job, checkpoint, file, from_disk=from_disk)
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from holdfast.protocol.field_types import MAX_INTEGER
 from holdfast.protocol.store_shares import StoreReport, StoreShare
 from holdfast.protocol.wire import CheckpointKind
 from holdfast.store import Store
@@ -63,7 +64,8 @@ class StoreTraffic:
         self._share: StoreShare | None = None
         self._id: str | None = None
         """Of the store; `None` until it was read."""
-        self._free_bytes: int | None = None
+        self._disk: tuple[int | None, int | None] = None, None
+        """Free and total bytes of its file system, until they are reported: others may report newer ones."""
         self._under_way: dict[int, tuple[CheckpointWrite, int]] = {}
         """Checkpoints that are copied or written, and how many bytes this rank has written of each."""
         self._settled_bytes = self._checkpoint_bytes = 0
@@ -141,12 +143,12 @@ class StoreTraffic:
 
     def end(self, run: CheckpointWrite, written_bytes: int) -> None:
         """Note that a checkpoint has settled, of which all ranks wrote so many bytes, and report it."""
-        free = self._read_free()
+        disk = self._read_disk()
         with self._lock:
             _, passed = self._under_way.pop(run.number, (run, 0))
             self._settled_bytes += max(passed, written_bytes)
             self._checkpoint_bytes = written_bytes or self._checkpoint_bytes
-            self._free_bytes = free
+            self._disk = disk
         self.report()
 
     def sample(self) -> StoreReport | None:
@@ -173,25 +175,28 @@ class StoreTraffic:
             seconds, written_since = now - self._reported_at, written - self._reported_bytes
             self._reported_at, self._reported_bytes = now, written
             waiting = sum(run.size_bytes for run, _ in under_way)
+            (free, total), self._disk = self._disk, (None, None)
             return StoreReport(
                 at=time.time(), store=self._id, address=self._address, host=platform.node(),
-                free_bytes=self._free_bytes, written_bytes=written,
+                free_bytes=free, total_bytes=total, written_bytes=written,
                 bytes_per_second=written_since / seconds if written_since and 0 < seconds < math.inf else None,
                 waiting_bytes=waiting, checkpoint_bytes=self._checkpoint_bytes or waiting,
                 interval_seconds=interval, writing=bool(under_way), wants=self._wants, started=self._started,
             )  # fmt: skip
 
     def _identify(self) -> None:
-        found, free = identify(_first(self._store)), self._read_free()
+        found, disk = identify(_first(self._store)), self._read_disk()
         with self._lock:
-            self._id, self._free_bytes = found, free
+            self._id, self._disk = found, disk
         self.report()
 
-    def _read_free(self) -> int | None:
+    def _read_disk(self) -> tuple[int | None, int | None]:
+        store = _first(self._store)
         try:
-            return _first(self._store).free_bytes()
+            free, total = store.free_bytes(), store.total_bytes()
         except OSError:  # the next checkpoint reports it
-            return None
+            return None, None
+        return None if free is None else min(free, MAX_INTEGER), None if total is None else min(total, MAX_INTEGER)
 
 
 def _first(store: Store) -> Store:

@@ -268,6 +268,10 @@ class Files:
         with self._directory(path, DIRECTORY) as fd:
             return shutil.disk_usage(fd).free
 
+    def total_bytes(self, path: Path) -> int:
+        with self._directory(path, DIRECTORY) as fd:
+            return shutil.disk_usage(fd).total
+
     def device(self, path: Path) -> int:
         """Return the id of the file system that a directory is on."""
         with self._directory(path, DIRECTORY) as fd:

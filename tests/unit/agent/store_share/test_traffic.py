@@ -6,11 +6,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from holdfast.protocol.field_types import MAX_INTEGER
 from holdfast.protocol.store_shares import StoreReport, StoreShare
 from holdfast.store import open_store
 from holdfast.store_share.traffic import StoreTraffic
+from holdfast.system.files import Files
 
 
 class Clock:
@@ -153,5 +156,30 @@ def test_bytes_are_counted_while_they_are_written_and_once(job: Job) -> None:
     job.traffic.end(run, 1000)
     last = job.events[-1]
     assert (last.written_bytes, last.waiting_bytes, last.writing, last.checkpoint_bytes) == (1000, 0, False, 1000)
-    assert last.free_bytes
     assert job.traffic.sample() is None
+
+
+def test_each_measurement_of_the_disk_is_reported_once(job: Job) -> None:
+    """A later report with an old figure would replace a newer one of another job of the store."""
+    run = job.run()
+    assert job.events[0].free_bytes  # once its id was known
+    assert (job.events[-1].free_bytes, job.events[-1].total_bytes) == (None, None)
+    job.traffic.end(run, 1000)
+    last = job.events[-1]
+    assert last.free_bytes is not None
+    assert last.total_bytes is not None
+    assert 0 < last.free_bytes < last.total_bytes
+    job.clock.now += 60
+    after = job.traffic.sample()
+    assert after is not None
+    assert after.free_bytes is None
+
+
+def test_a_disk_larger_than_a_number_of_the_protocol_is_reported(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Files, "free_bytes", lambda *_: 2 * MAX_INTEGER)
+    monkeypatch.setattr(Files, "total_bytes", lambda *_: 3 * MAX_INTEGER)
+    job.traffic.end(job.run(), 1000)
+    encoded = msgspec.msgpack.encode(job.events[-1])
+    assert msgspec.msgpack.decode(encoded, type=StoreReport).free_bytes == MAX_INTEGER
