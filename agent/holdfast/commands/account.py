@@ -99,15 +99,21 @@ def _print_stores(found: Account) -> None:
     rows = [
         (
             row.store,
+            row.host or "-",
             str(row.jobs),
             f"{'~' * row.is_estimate}{format_bytes(row.stored_bytes)}",
             f"{format_bytes(row.written_bytes_per_hour)}/h",
-            "-" if row.free_bytes is None else format_bytes(row.free_bytes),
+            free_space(row.free_bytes, row.total_bytes),
             "-" if row.days_until_full is None else f"~{row.days_until_full:,.0f} d",
         )
         for row in stores[:SHOWN]
     ]
-    print_table(("STORE", "JOBS", "STORED", "WRITTEN", "FREE", "FULL IN"), rows)
+    print_table(("STORE", "HOST", "JOBS", "STORED", "WRITTEN", "FREE", "FULL IN"), rows)
+
+
+def free_space(free_bytes: int | None, total_bytes: int | None) -> str:
+    total = "" if total_bytes is None else f" of {format_bytes(total_bytes)}"
+    return "-" if free_bytes is None else format_bytes(free_bytes) + total
 
 
 def _stamp(at: float) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from holdfast.client import Client
+from holdfast.commands.account import free_space
 from holdfast.commands.console import (
     asking,
     fail,
@@ -162,7 +163,7 @@ def _store_row(store: StoreInfo) -> tuple[str, ...]:
         "-" if store.limit is None else _speed(store.limit.bytes_per_second),
         format_bytes(store.waiting_bytes) if store.waiting_bytes else "-",
         format_bytes(store.written_bytes),
-        "-" if store.free_bytes is None else format_bytes(store.free_bytes),
+        free_space(store.free_bytes, store.total_bytes),
         store.id,
     )
 

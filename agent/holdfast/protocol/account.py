@@ -86,6 +86,11 @@ class AccountStore(Struct, kw_only=True, frozen=True):
     """What jobs have in a store."""
 
     store: str
+    """Its address, as the last report has it; empty if unknown."""
+    id: str | None
+    """Id of the store; `None` for one that no agent has reported."""
+    host: str
+    """Host of the last report, which has the directory at that address; empty for an object store."""
     jobs: int
     stored_bytes: int
     is_estimate: bool
@@ -97,6 +102,8 @@ class AccountStore(Struct, kw_only=True, frozen=True):
     """Since the first hour of `24h`, or the first day of a longer window, that has a checkpoint."""
     free_bytes: int | None
     """Free space at `free_at`; `None` if the store does not say."""
+    total_bytes: int | None
+    """Size of its file system."""
     free_at: float | None
     days_until_full: float | None
     """Estimate from the free space of the last days; `None` if unknown, or if it does not shrink."""

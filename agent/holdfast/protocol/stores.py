@@ -88,6 +88,10 @@ class StoreInfo(msgspec.Struct, kw_only=True, frozen=True):
     host: str
     """Host of the last report."""
     free_bytes: int | None
+    """Newest measurement; `None` if unknown, as for an object store."""
+    total_bytes: int | None
+    free_at: float | None
+    """Time of that measurement."""
     at: float
     """Time of the last report."""
     limit: StoreLimit | None

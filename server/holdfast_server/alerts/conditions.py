@@ -327,11 +327,14 @@ def _disk_filling(facts: JobFacts, limit: float) -> RuleResult | None:
     room = facts.room_checkpoints
     if room is None or facts.store_free_bytes is None:
         return None
-    whole = math.floor(room)
+    whole, free = math.floor(room), format_bytes(facts.store_free_bytes)
+    detail = f": the store had {free} free at the last checkpoint"
+    if facts.store:
+        total = "" if facts.store_total_bytes is None else f" of {format_bytes(facts.store_total_bytes)}"
+        detail = f": {facts.store} has {free}{total} free"
     return RuleResult(
         room < limit, f"room for {whole:,} further checkpoint{'s' * (whole != 1)}", room,
-        clear=room >= limit / CLEAR, limit=f"{limit:.3g}",
-        detail=f": the store had {format_bytes(facts.store_free_bytes)} free at the last checkpoint",
+        clear=room >= limit / CLEAR, limit=f"{limit:.3g}", detail=detail,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from holdfast_server import models
 from holdfast_server.alerts.loss_spikes import NEWEST_LOSSES, NEWEST_SECONDS, Floats, LossHistory, OpenSpike
 from holdfast_server.queries import goodput, ranks
 from holdfast_server.queries.ranks import RankFindings
-from holdfast_server.records import checkpoints
+from holdfast_server.records import checkpoints, store_disks
 from holdfast_server.records.interval_status import paced_of
 from holdfast_server.records.job_status import (
     ENDED_WELL,
@@ -31,6 +31,7 @@ from holdfast_server.records.job_status import (
     seconds_of_last,
     status_of,
 )
+from holdfast_server.records.store_disks import StoreDisk
 from holdfast_server.samples import sample_codec
 from holdfast_server.samples.limits import (
     LOSS,
@@ -127,7 +128,11 @@ class JobFacts:
     """The spike of the open alert of the rule that checks these facts."""
     window: int = 0
     """Window of the rule that checks these facts."""
+    store: str = ""
+    """Address of the store, where agents report its disk; empty otherwise."""
     store_free_bytes: int | None = None
+    """Newest measurement of all jobs that write there; else that of this job's last checkpoint."""
+    store_total_bytes: int | None = None
     room_checkpoints: float | None = None
     """Number of further checkpoints of the last one's size that fit into the store."""
     order: EndedRestore | None = None
@@ -154,6 +159,7 @@ def gather(session: Session, names: list[str], *, now: float) -> list[JobFacts]:
     failing = checkpoints.failing(session, names)
     damaged = _damaged(session, names)
     orders = _ended_orders(session, names, now=now)
+    disks = store_disks.of_jobs(session, names)
     return [
         _facts(
             job,
@@ -161,6 +167,7 @@ def gather(session: Session, names: list[str], *, now: float) -> list[JobFacts]:
             durable.get(job.name),
             failing=failing.get(job.name),
             damaged=damaged.get(job.name, ()),
+            disk=disks.get(job.name),
             order=orders.get(job.name),
             now=now,
         )
@@ -216,6 +223,7 @@ def _facts(
     *,
     failing: RecentFailures | None,
     damaged: tuple[str, ...],
+    disk: StoreDisk | None,
     order: EndedRestore | None,
     now: float,
 ) -> JobFacts:
@@ -230,6 +238,8 @@ def _facts(
     free, size = None, 0
     if durable:
         free, size = durable.store_free_bytes, durable.payload_bytes - durable.reused_bytes
+    if disk is not None:
+        free = disk.free_bytes
     return JobFacts(
         job=job.name,
         project=job.project,
@@ -261,7 +271,9 @@ def _facts(
         throughput_unit="tokens" if recent.tokens else "iterations",
         iteration_seconds=median_seconds(recent.seconds),
         usual_iteration_seconds=usual_iteration_seconds(recent),
+        store=disk.address if disk else "",
         store_free_bytes=free,
+        store_total_bytes=disk.total_bytes if disk else None,
         room_checkpoints=free / size if size and free is not None else None,
         order=order,
     )

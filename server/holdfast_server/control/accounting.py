@@ -32,6 +32,7 @@ from holdfast_server.queries.account_hours import (
     stored_bytes,
     stores_of,
 )
+from holdfast_server.records import store_disks
 from holdfast_server.records.job_status import current_attempt
 from holdfast_server.records.rank_totals import bucket_of
 
@@ -56,7 +57,7 @@ MOST_LONG_JOBS = 1000
 logger = logging.getLogger(__name__)
 
 _groups, _periods = models.AccountGroupRecord, models.AccountPeriodRecord
-_marks, _stores = models.AccountJobRecord, models.AccountStoreRecord
+_marks = models.AccountJobRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,15 +247,6 @@ def _store(
     )
     session.execute(insert(_periods).from_select(["group_id", "seconds", "begins_at", *FIGURES], days))
     _upsert(session, _marks, [mark for mark in marks if mark["job"] in names], ["job"])
-    newest: dict[tuple[str, int], tuple[float, int]] = {}
-    for name in names:
-        for key, seen in hours[name].free_bytes.items():
-            newest[key] = max(seen, newest.get(key, seen))
-    free = [
-        {"store": store, "day": begin, "at": at, "free_bytes": size}
-        for (store, begin), (at, size) in newest.items()
-    ]
-    _upsert(session, _stores, free, ["store", "day"], newer="at")
 
 
 def _upsert(
@@ -303,4 +295,4 @@ def _delete_old(session: Session, *, now: float) -> None:
     session.execute(
         delete(_groups).where(_groups.last_at < now - KEPT_DAYS_SECONDS - DAY), execution_options=quietly
     )
-    session.execute(delete(_stores).where(_stores.day < now - KEPT_DAYS_SECONDS - DAY), execution_options=quietly)
+    store_disks.delete_old(session, now=now)

@@ -14,11 +14,12 @@ from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting, UnknownJob, UnknownStore
 from holdfast_server.db import Database
-from holdfast_server.records import audit, store_shares
+from holdfast_server.records import audit, store_disks, store_shares
 
 MOST_LIMITS = 100
 
 _stores, _writers, _limits = models.StoreRecord, models.StoreWriterRecord, models.StoreLimitRecord
+_disks = models.StoreDiskRecord
 
 
 def stores(
@@ -34,8 +35,8 @@ def stores(
     Raises:
         UnknownStore: there is no store `only`, or the client may not see it.
     """
-    query = select(_stores).order_by(_stores.address, _stores.id)
-    rows = session.scalars(query if only is None else query.where(_stores.id == only)).all()
+    query = select(_stores, _disks).outerjoin(_disks, store_disks.is_newest(_stores.id))
+    rows = session.execute(query if only is None else query.where(_stores.id == only)).all()
     limits = store_shares.limits_of(session)
     projects: dict[str, str] = {}
     writers: dict[str, list[models.StoreWriterRecord]] = {}
@@ -45,11 +46,11 @@ def stores(
         writers.setdefault(row.store, []).append(row)
         projects[row.job] = project
     answers = []
-    for store in rows:
+    for store, disk in rows:
         here = writers.get(store.id, [])
         seen = [row for row in here if visible_projects is None or projects[row.job] in visible_projects]
         if seen or visible_projects is None:
-            answers.append(_info(store, here, seen, limits, now))
+            answers.append(_info(store, disk, here, seen, limits, now))
     if only is not None and not answers:
         raise UnknownStore(only)
     return sorted(answers, key=lambda one: (-one.bytes_per_second, -one.waiting_bytes, one.address))
@@ -57,6 +58,7 @@ def stores(
 
 def _info(
     store: models.StoreRecord,
+    disk: models.StoreDiskRecord | None,
     all_here: Sequence[models.StoreWriterRecord],
     seen: Sequence[models.StoreWriterRecord],
     limits: Mapping[str, models.StoreLimitRecord],
@@ -71,6 +73,9 @@ def _info(
     )
     return answer_from(
         store, StoreInfo,
+        free_bytes=disk.free_bytes if disk else None,
+        total_bytes=disk.total_bytes if disk else None,
+        free_at=disk.at if disk else None,
         limit=None if target is None else answer_from(limits[target], StoreLimit),
         bytes_per_second=sum(one.bytes_per_second or 0.0 for one in every),
         waiting_bytes=sum(one.waiting_bytes for one in every),

@@ -200,10 +200,10 @@ def _of_account(registry: CollectorRegistry, account: Account) -> None:
         unsaved.labels(row.name).set(row.unsaved_gpu_hours)
         saved.labels(row.name).set(row.saved_gpu_hours)
     for name, meaning, read in _ACCOUNT_GAUGES:
-        by_store = Gauge(f"holdfast_account_store_{name}", meaning, ["store"], registry=registry)
+        by_store = Gauge(f"holdfast_account_store_{name}", meaning, ["store", "address"], registry=registry)
         for store in account.stores[:MOST_STORES]:
             if store.store and (amount := read(store)) is not None:
-                by_store.labels(store.store).set(amount)
+                by_store.labels(store.id or store.store, store.store).set(amount)
 
 
 _STORE_GAUGES: tuple[tuple[str, str, Callable[[StoreInfo], float | None]], ...] = (
@@ -216,6 +216,7 @@ _STORE_GAUGES: tuple[tuple[str, str, Callable[[StoreInfo], float | None]], ...] 
     ("waiting_bytes", "Bytes of checkpoints that are copied but not durable", lambda store: store.waiting_bytes),
     ("written_bytes", "Bytes that jobs have written", lambda store: store.written_bytes),
     ("free_bytes", "Free space", lambda store: store.free_bytes),
+    ("total_bytes", "Size of the file system", lambda store: store.total_bytes),
 )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from holdfast_server.models.account import AccountGroupRecord as AccountGroupRecord
 from holdfast_server.models.account import AccountJobRecord as AccountJobRecord
 from holdfast_server.models.account import AccountPeriodRecord as AccountPeriodRecord
-from holdfast_server.models.account import AccountStoreRecord as AccountStoreRecord
 from holdfast_server.models.accounts import AuditEntryRecord as AuditEntryRecord
 from holdfast_server.models.accounts import AuditHeadRecord as AuditHeadRecord
 from holdfast_server.models.accounts import MembershipRecord as MembershipRecord
@@ -56,6 +55,7 @@ from holdfast_server.models.reports import RollupRecord as RollupRecord
 from holdfast_server.models.reports import SampleSeriesRecord as SampleSeriesRecord
 from holdfast_server.models.reports import StallRecord as StallRecord
 from holdfast_server.models.reports import TrainingPauseRecord as TrainingPauseRecord
+from holdfast_server.models.stores import StoreDiskRecord as StoreDiskRecord
 from holdfast_server.models.stores import StoreLimitRecord as StoreLimitRecord
 from holdfast_server.models.stores import StoreRecord as StoreRecord
 from holdfast_server.models.stores import StoreWriterRecord as StoreWriterRecord

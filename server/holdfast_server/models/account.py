@@ -89,15 +89,3 @@ class AccountJobRecord(Base):
     """Whether checkpoints share files in a way that the server does not know."""
     unsized_checkpoints: Mapped[int]
     """Number of stored checkpoints of unknown size."""
-
-
-class AccountStoreRecord(Base):
-    """Free space of a store, as last reported on a day."""
-
-    __tablename__ = "account_stores"
-
-    store: Mapped[str] = mapped_column(primary_key=True)
-    day: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    """Start of the day in seconds since the epoch, in UTC."""
-    at: Mapped[float]
-    free_bytes: Mapped[int]

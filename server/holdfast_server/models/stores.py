@@ -19,9 +19,22 @@ class StoreRecord(Base):
     """As the last report has it: a directory may have another path on another host."""
     host: Mapped[str]
     """Host of the last report."""
-    free_bytes: Mapped[int | None]
     at: Mapped[float]
     """Time of the last report."""
+
+
+class StoreDiskRecord(Base):
+    """Space of the file system of a store, as last measured on a day."""
+
+    __tablename__ = "store_disks"
+
+    store: Mapped[str] = mapped_column(primary_key=True)
+    """`StoreRecord.id`. A deleted store keeps its days until they are old."""
+    day: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """Start of the day in seconds since the epoch, in UTC."""
+    at: Mapped[float]
+    free_bytes: Mapped[int]
+    total_bytes: Mapped[int | None]
 
 
 class StoreWriterRecord(Base):

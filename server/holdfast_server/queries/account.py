@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -24,7 +25,7 @@ from holdfast_server.queries.account_hours import DAY, FIGURES, HOUR
 from holdfast_server.queries.exports import csv_bytes, csv_cell
 from holdfast_server.queries.fleet import WATCHED, has_label, unsaved_seconds
 from holdfast_server.queries.time_buckets import BUCKETS, MICROSECONDS
-from holdfast_server.records import checkpoints
+from holdfast_server.records import checkpoints, store_disks
 from holdfast_server.records.job_status import current_attempt, status_in_sql
 
 WINDOWS: dict[AccountWindow, tuple[int, int]] = {"24h": (HOUR, DAY), "7d": (DAY, 7 * DAY), "30d": (DAY, 30 * DAY)}
@@ -36,7 +37,7 @@ TREND_SECONDS = 7 * DAY
 TB = 1e12
 _MICROSECONDS_AN_HOUR = MICROSECONDS * 3600
 _groups, _periods = models.AccountGroupRecord, models.AccountPeriodRecord
-_marks, _free = models.AccountJobRecord, models.AccountStoreRecord
+_marks = models.AccountJobRecord
 _labels = msgspec.json.Decoder(dict[str, str])
 
 
@@ -75,13 +76,31 @@ class _StoreSums:
     written_from: float | None = None
 
 
+class _Stores(dict[str, _StoreSums]):
+    """Sums by the id of each store, or by its address where the id is unknown."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        writers = models.StoreWriterRecord
+        reported = session.execute(select(writers.job, writers.address, writers.store))
+        self._ids = {(job, address): store for job, address, store in reported}
+        self.known = {row.id: row for row in session.scalars(select(models.StoreRecord))}
+        count = Counter(row.address for row in self.known.values())
+        self._by_address = {row.address: row.id for row in self.known.values() if count[row.address] == 1}
+
+    def of(self, job: str, address: str) -> _StoreSums:
+        """Return the sums of the store that a job has at an address: jobs may have other stores there."""
+        store = self._ids.get((job, address)) or self._by_address.get(address, address)
+        return self.setdefault(store, _StoreSums())
+
+
 def account(
     session: Session, asked: AccountQuery, prices: Prices, *, now: float, most_rows: int | None = MOST_ROWS
 ) -> Account:
     """Raises InvalidSetting: a label without a name."""
     seconds, length = WINDOWS[asked.window]
     begins_at = int(now // seconds) * seconds - length
-    total, by_key, stores = _Sums(), dict[str, _Sums](), dict[str, _StoreSums]()
+    total, by_key, stores = _Sums(), dict[str, _Sums](), _Stores(session)
     _add_periods(session, asked, total, by_key, stores, seconds, begins_at)
     accounted_at = _add_jobs(session, asked, total, by_key, stores, now=now)
     rows = [_row(name, sums, prices) for name, sums in by_key.items()]
@@ -110,7 +129,7 @@ def _add_periods(
     asked: AccountQuery,
     total: _Sums,
     by_key: dict[str, _Sums],
-    stores: dict[str, _StoreSums],
+    stores: _Stores,
     seconds: int,
     begins_at: int,
 ) -> None:
@@ -130,7 +149,7 @@ def _add_periods(
             for name, value in figures.items():
                 sums.figures[name] += value
         if written_from is not None:
-            one = stores.setdefault(store, _StoreSums())
+            one = stores.of(job, store)
             one.written_bytes += figures["written_bytes"]
             one.written_from = min(written_from, written_from if one.written_from is None else one.written_from)
 
@@ -140,7 +159,7 @@ def _add_jobs(
     asked: AccountQuery,
     total: _Sums,
     by_key: dict[str, _Sums],
-    stores: dict[str, _StoreSums],
+    stores: _Stores,
     *,
     now: float,
 ) -> float | None:
@@ -171,7 +190,7 @@ def _add_jobs(
             sums.stored_bytes += row.stored_bytes or 0
         for store, size in ((row.store, row.stored_bytes), (row.backing_store, row.backing_bytes)):
             if store:
-                one = stores.setdefault(store, _StoreSums())
+                one = stores.of(row.name, store)
                 one.jobs.add(row.name)
                 one.stored_bytes += size
                 one.is_estimate |= row.is_estimate
@@ -246,47 +265,42 @@ def _times(amount: float, price: float | None) -> float | None:
 
 
 def _store_rows(
-    session: Session, stores: Mapping[str, _StoreSums], prices: Prices, begins_at: int, until: float
+    session: Session, stores: _Stores, prices: Prices, begins_at: int, until: float
 ) -> list[AccountStore]:
-    free = _free_space(session, [store for store in stores if store], min(begins_at, until - TREND_SECONDS))
+    disks = store_disks.since(session, list(stores), min(begins_at, until - TREND_SECONDS))
     rows = []
     for store, sums in stores.items():
         hours = 0.0 if sums.written_from is None else max(until - sums.written_from, 1.0) / 3600
-        reports = free.get(store, [])
+        known, measured = stores.known.get(store), disks.get(store, [])
+        newest = measured[-1] if measured else None
         rows.append(
             AccountStore(
-                store=store,
+                store=known.address if known else store,
+                id=known.id if known else None,
+                host=known.host if known and "://" not in known.address else "",
                 jobs=len(sums.jobs),
                 stored_bytes=sums.stored_bytes,
                 is_estimate=sums.is_estimate,
                 unsized_checkpoints=sums.unsized,
                 written_bytes=sums.written_bytes,
                 written_bytes_per_hour=sums.written_bytes / hours if hours else 0.0,
-                free_bytes=reports[-1][1] if reports else None,
-                free_at=reports[-1][0] if reports else None,
-                days_until_full=_days_until_full(reports),
+                free_bytes=newest.free_bytes if newest else None,
+                total_bytes=newest.total_bytes if newest else None,
+                free_at=newest.at if newest else None,
+                days_until_full=_days_until_full(measured),
                 stored_cost=_times(sums.stored_bytes / TB, prices.tb_month),
             )
         )
-    return sorted(rows, key=lambda row: (-row.stored_bytes, -row.written_bytes, row.store))
+    return sorted(rows, key=lambda row: (-row.stored_bytes, -row.written_bytes, row.store, row.host))
 
 
-def _free_space(session: Session, stores: Sequence[str], since: float) -> dict[str, list[tuple[float, int]]]:
-    """Return by store when it had how much free space, oldest first."""
-    found: dict[str, list[tuple[float, int]]] = {}
-    query = select(_free.store, _free.at, _free.free_bytes).where(_free.store.in_(stores), _free.at >= since)
-    for store, at, size in session.execute(query.order_by(_free.day)):
-        found.setdefault(store, []).append((at, size))
-    return found
-
-
-def _days_until_full(reports: Sequence[tuple[float, int]]) -> float | None:
-    if len(reports) < 2:
+def _days_until_full(measured: Sequence[models.StoreDiskRecord]) -> float | None:
+    if len(measured) < 2:
         return None
-    (first_at, before), (last_at, free) = reports[0], reports[-1]
-    if last_at <= first_at or free >= before:
+    first, last = measured[0], measured[-1]
+    if last.at <= first.at or last.free_bytes >= first.free_bytes:
         return None
-    return free / (before - free) * (last_at - first_at) / DAY
+    return last.free_bytes / (first.free_bytes - last.free_bytes) * (last.at - first.at) / DAY
 
 
 # ---- CSV ------------------------------------------------------------------------------------------

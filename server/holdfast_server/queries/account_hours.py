@@ -51,8 +51,7 @@ _OVERHEADS = (
 )
 _WRITTEN = (
     select(
-        _checkpoints.job, _checkpoints.at, _checkpoints.payload_bytes - _checkpoints.reused_bytes,
-        _checkpoints.store_free_bytes,
+        _checkpoints.job, _checkpoints.at, _checkpoints.payload_bytes - _checkpoints.reused_bytes
     )
     .where(_checkpoints.job.in_(named_jobs()), taken_at() >= bindparam("taken_from"))
     .where(_checkpoints.at >= bindparam("begins_at"), _checkpoints.persist_seconds.is_not(None))
@@ -97,8 +96,6 @@ class JobHours:
 
     figures: dict[tuple[AccountGroup, int], Counter[str]] = field(default_factory=dict)
     """By group and start of the hour; times are in microseconds multiplied by ranks."""
-    free_bytes: dict[tuple[str, int], tuple[float, int]] = field(default_factory=dict)
-    """Newest report of free space, with its time, by store and start of the day."""
     last_iteration_at: float | None = None
     """End of the newest iteration."""
 
@@ -349,10 +346,7 @@ def _add_bytes(
     begins_at: float,
 ) -> None:
     asked = {"jobs": list(found), "begins_at": begins_at, "taken_from": begins_at - PERSIST_SECONDS}
-    for job, at, written, free in session.execute(_WRITTEN, asked):
+    for job, at, written in session.execute(_WRITTEN, asked):
         started = [one.attempt for one in attempts.get(job, []) if one.attempt.started_at <= at]
         attempt = max(started, key=lambda attempt: attempt.started_at, default=None)
-        group = group_of(jobs[job], attempt)
-        found[job].at(group, at)["written_bytes"] += written
-        if free is not None and group.store:
-            found[job].free_bytes[group.store, int(at // DAY) * DAY] = (at, free)
+        found[job].at(group_of(jobs[job], attempt), at)["written_bytes"] += written

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 from holdfast.protocol.store_shares import StoreReport, StoreShare
 from holdfast_server import models
 from holdfast_server.db import Database, DatabaseBusy, DatabaseUnavailable, Statement, insert
+from holdfast_server.records import store_disks
 from holdfast_server.records.share_division import Assignment, Limit, Writer, divide, earned_after
 
 logger = logging.getLogger(__name__)
@@ -66,9 +67,10 @@ def store_id(event: StoreReport) -> str:
 def record(session: Session, job: str, uid: str, event: StoreReport, *, now: float) -> None:
     """Store what the current attempt reports of a store, with the time on the server's clock."""
     store = store_id(event)
-    facts = {"address": event.address, "host": event.host, "free_bytes": event.free_bytes, "at": now}
+    facts = {"address": event.address, "host": event.host, "at": now}
     made = insert(session, models.StoreRecord).values(id=store, **facts)
     session.execute(made.on_conflict_do_update(index_elements=["id"], set_=facts))
+    store_disks.record(session, store, event, now=now)
     row = session.get(_writers, (job, event.address))
     if row is None:
         row = _writers(

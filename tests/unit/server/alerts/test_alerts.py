@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from holdfast.cli import app as cli
 from holdfast.protocol.jobs import RecentFailures
+from holdfast.protocol.store_shares import StoreReport
 from holdfast.protocol.wire import AttemptFinished, IntervalDecision, OrderStateChange, OutputReport
 from holdfast.server_link.json_client import JsonClient
 from holdfast_server.accounts import projects
@@ -113,6 +114,11 @@ TEXTS = [
         (
             "disk_filling", 3, {"store_free_bytes": 2_500_000_000, "room_checkpoints": 2.9}, 0,
             "room for 2 further checkpoints (limit 3): the store had 2.5 GB free at the last checkpoint",
+        ),
+        (
+            "disk_filling", 3,
+            {"store": "/mnt", "store_free_bytes": 10**9, "store_total_bytes": 10**12, "room_checkpoints": 1.5}, 0,
+            "room for 1 further checkpoint (limit 3): /mnt has 1 GB of 1 TB free",
         ),
         (
             "disk_filling", 3, {"store_free_bytes": 119_000, "room_checkpoints": 0.5}, 0,
@@ -390,6 +396,21 @@ def test_a_store_that_fills_up_is_told_from_what_the_agent_reports(alive, client
     look(1)
     assert only(client, "disk_filling")["value"] == 2.5
     assert client.get(f"{JOB}/checkpoints").json()["checkpoints"][0]["store_free_bytes"] == 2500
+
+
+def test_a_store_fills_up_by_what_another_job_writes_there(alive, client, look):
+    """The newest measurement of a store counts, whichever job and path it came from."""
+    uid, other = "ab" * 16, replace(alive, job="other", uid="other", sequence=0, sent=[])
+    alive.say(StoreReport(at=alive.at, store=uid, address="/mnt/x", free_bytes=100_000, total_bytes=200_000))
+    alive.checkpoint(10, store_free_bytes=100_000)
+    look(1)
+    assert not [alert for alert in alerts(client) if alert["rule"] == "disk_filling"]
+    other.start()
+    other.say(StoreReport(at=alive.at + 1, store=uid, address="/x", free_bytes=2_500, total_bytes=200_000))
+    look(1)
+    found = only(client, "disk_filling")
+    assert (found["job"], found["value"]) == (JOB.rpartition("/")[2], 2.5)
+    assert found["message"].endswith("/mnt/x has 2.5 kB of 200 kB free")
 
 
 def test_a_store_has_room_for_as_many_checkpoints_as_what_the_next_one_writes(alive, client, look):

@@ -111,6 +111,25 @@ def test_a_database_of_an_earlier_release_keeps_its_rows(url, place):
     check_matches_models(place)
 
 
+def test_free_space_moves_from_addresses_to_the_stores_that_have_them(url, place):
+    holdfast_migrations.upgrade(url, "0019")
+    for store, address, free in (("a", "/mnt", 90), ("b", "/scratch", 50), ("c", "/scratch", "NULL")):
+        ask(place, f"INSERT INTO stores VALUES ('{store}', '{address}', 'node', {free}, 172900.0)")
+    for address, day, free in (
+        ("/mnt", 86400, 99),
+        ("/mnt", 172800, 91),
+        ("/scratch", 86400, 7),
+        ("/other", 0, 5),
+    ):
+        ask(place, f"INSERT INTO account_stores VALUES ('{address}', {day}, {day + 10}, {free})")
+    holdfast_migrations.upgrade(url)
+    rows = ask(place, "SELECT store, day, at, free_bytes, total_bytes FROM store_disks ORDER BY store, day")
+    assert [tuple(row) for row in rows] == [
+        ("a", 86400, 86410.0, 99, None), ("a", 172800, 172810.0, 91, None), ("b", 172800, 172900.0, 50, None),
+    ]  # fmt: skip
+    assert len(ask(place, "SELECT id, address, host, at FROM stores")) == 3
+
+
 @pytest.mark.parametrize("number", ALL)
 def test_a_revision_lists_its_tables_and_columns_itself(number):
     (revision,) = (file.read_text() for file in VERSIONS.iterdir() if file.name.startswith(f"{number}_"))

@@ -26,7 +26,7 @@ READ_WHOLE = {
     "account_groups": "one or a few for each job; the account sums all of them",
     "alert_rules": "a handful",
     "store_limits": "a handful",
-    "stores": "hundreds; a page shows all",
+    "stores": "hundreds",
     "store_writers": "one for each job that writes; the page of the stores sums all of them",
     "channels": "a handful",
     "people": "hundreds",

@@ -28,6 +28,7 @@ from typer.testing import CliRunner
 
 from holdfast.cli import app
 from holdfast.protocol.field_types import MAX_INTEGER
+from holdfast.protocol.store_shares import StoreReport
 from holdfast.protocol.wire import AttemptFinished, IntervalDecision, Inventory, LineageStarted, Origin, Stall
 from holdfast.server_link.json_client import JsonClient
 from holdfast_server import models
@@ -43,7 +44,7 @@ from tests.support.server_fixtures import BASE_URL, ScriptedAgent
 T = 1_790_000_000.0
 HOUR_BEGIN = T - 800
 VERSIONS = {"torch": "2"}
-STORE = "/mnt/ckpt"
+STORE, ID = "/mnt/ckpt", "ab" * 16
 
 pytestmark = pytest.mark.usefixtures("no_background_jobs")
 
@@ -90,10 +91,13 @@ def epoch_of(agent, iterations):
 
 def checkpoint(agent, clock, iteration, at, *, payload=1_000_003, reused=0, free=None, state="durable"):
     agent.at = clock.now = at
+    if free is not None:
+        agent.say(
+            StoreReport(at=at, store=ID, address=STORE, host="node", free_bytes=free, total_bytes=2 * 10**12)
+        )
     return agent.checkpoint(
-        iteration, state, payload_bytes=payload, reused_bytes=reused, snapshot_started_at=at - 1,
-        store_free_bytes=free,
-    )  # fmt: skip
+        iteration, state, payload_bytes=payload, reused_bytes=reused, snapshot_started_at=at - 1
+    )
 
 
 @pytest.fixture
@@ -370,6 +374,7 @@ def test_bytes_by_store(big, client, clock):
     # retention deleted the oldest one: the rest of its files are those of the next one
     assert (store["stored_bytes"], store["is_estimate"], store["written_bytes"]) == (1_000_000, True, 1_600_003)
     assert (store["free_bytes"], store["free_at"], store["days_until_full"]) == (9 * 10**11, T + 3000, None)
+    assert (store["id"], store["host"], store["total_bytes"]) == (ID, "node", 2 * 10**12)
     # the first hour of the window with a checkpoint began 800 s before the scene
     assert store["written_bytes_per_hour"] == pytest.approx(1_600_003 / ((clock.now - HOUR_BEGIN) / 3600))
     later = T + 2 * 86400
@@ -402,6 +407,40 @@ def test_rows_by_owner_label_and_store_and_filters(big, client, clock):
     assert account(client, by="label")["total"]["jobs"] == 2
     for wrong in ({"since": "3d"}, {"by": "host"}, {"label": ": x"}):
         assert client.get("/api/v1/account", params=wrong).status_code == 422
+
+
+def test_a_store_is_known_by_its_id_whatever_the_path(agent, client, clock):
+    """Two hosts mount one file system at different paths, and have private disks at the same path."""
+    for number, (host, shared) in enumerate((("node-1", "/lustre"), ("node-2", "/mnt/lustre"))):
+        for name, store, address in (("shared", "cd" * 16, shared), ("private", f"{number}" * 32, "/scratch")):
+            one = replace(agent, job=f"{name}-{number}", uid=f"{name}-{number}", sequence=0, iteration=0, sent=[])
+            one.at = clock.now = T
+            one.start(stores=[address])
+            for day, free in ((0, 900 + number), (2, 300 - 100 * number)):
+                at = one.at = clock.now = T + day * 86400 + number
+                one.say(StoreReport(at=at, store=store, address=address, host=host, free_bytes=free))
+                one.checkpoint(10 + day, payload_bytes=1000)
+    bring_up_to_date(client, clock)
+    found = {store["id"]: store for store in account(client, since="7d")["stores"]}
+    figures = {name: (store["jobs"], store["written_bytes"], store["free_bytes"]) for name, store in found.items()}
+    assert figures == {"cd" * 16: (2, 4000, 200), "0" * 32: (1, 2000, 300), "1" * 32: (1, 2000, 200)}
+    assert {found["0" * 32]["host"], found["1" * 32]["host"]} == {"node-1", "node-2"}
+    assert found["0" * 32]["days_until_full"] == pytest.approx(300 / 600 * 2)
+    # the first measurement of the shared one is that of the other host, a second later, and the last one as well
+    assert found["cd" * 16]["days_until_full"] == pytest.approx(200 / 701 * 2)
+    page = client.get("/account").text
+    assert page.count("/scratch") == 2
+    assert f'href="/stores/{"cd" * 16}"' in page
+
+
+def test_a_measurement_that_arrives_late_replaces_no_newer_one(agent, client, clock):
+    clock.now = T
+    agent.start(stores=[STORE])
+    for at, free in ((T + 100, 5), (T + 50, 7)):
+        clock.now = T + 100
+        agent.say(StoreReport(at=at, store=ID, address=STORE, host="node", free_bytes=free))
+    (store,) = client.get("/api/v1/stores").json()["stores"]
+    assert (store["free_bytes"], store["free_at"]) == (5, T + 100)
 
 
 def test_prices_turn_both_into_money(big, client, clock):
@@ -472,7 +511,7 @@ def test_metrics_have_the_account_by_project_and_the_stores(big, client, clock):
     lines = dict(line.rsplit(" ", 1) for line in client.get("/metrics").text.splitlines() if "{" in line)
     hours = lines['holdfast_account_gpu_hours{category="data_fetch",project="default"}']
     assert float(hours) * 3600 == pytest.approx(4 * 320)
-    assert float(lines[f'holdfast_account_store_stored_bytes{{store="{STORE}"}}']) == 1_600_003
+    assert float(lines[f'holdfast_account_store_stored_bytes{{address="{STORE}",store="{ID}"}}']) == 1_600_003
 
 
 def test_sums_and_the_page_take_as_many_statements_for_many_jobs_as_for_few(agent, client, clock):
@@ -518,7 +557,7 @@ def test_old_hours_and_days_are_deleted(big, client, clock):
             assert set(session.scalars(select(models.AccountPeriodRecord.seconds))) == kept
     with database_queries.of(client).read() as session:
         assert not session.scalars(select(models.AccountGroupRecord)).all()
-        assert not session.scalars(select(models.AccountStoreRecord)).all()
+        assert not session.scalars(select(models.StoreDiskRecord)).all()
 
 
 def test_the_command_has_the_same_in_words(big, client, clock, monkeypatch):
