@@ -20,7 +20,7 @@ from holdfast.commands.console import (
     with_client,
 )
 from holdfast.commands.options import DEFAULT_SERVER, Json, Server, Token
-from holdfast.protocol.stores import MAX_WRITERS, NewStoreLimit, StoreInfo, StoreWriter
+from holdfast.protocol.stores import MAX_WRITERS, NewStoreLimit, StoreSummary, StoreWriter
 from holdfast.units import duration, format_bytes, parse_positive_seconds, parse_rate
 
 OFF = "off"
@@ -33,7 +33,13 @@ app = typer.Typer(help="Who writes how much to the stores; limit what jobs write
 
 @app.callback(invoke_without_command=True)
 def stores(
-    context: typer.Context, server: Server = DEFAULT_SERVER, token: Token = None, json: Json = False
+    context: typer.Context,
+    search: Annotated[str, typer.Option(metavar="TEXT", help="Only stores with this in their address.")] = "",
+    sort: Annotated[str, typer.Option(metavar="ORDER", help="load: the highest rate first; or address.")] = "load",
+    page: Annotated[int, typer.Option(min=1, metavar="N", help="Page of the list, from 1.")] = 1,
+    server: Server = DEFAULT_SERVER,
+    token: Token = None,
+    json: Json = False,
 ) -> None:
     """List the stores that jobs write to. The subcommands show one, and limit what jobs write there.
 
@@ -42,14 +48,16 @@ def stores(
     if context.invoked_subcommand is not None:
         return
     with asking(server, token) as client:
-        found = client.stores.find()
+        found = client.stores.find(search, sort=sort, page=page)
     if json:
         print_json(found)
-    elif found:
+    elif found.stores:
         heads = ("STORE", "HOST", "JOBS", "RATE", "LIMIT", "WAITING", "WRITTEN", "FREE", "ID")
-        print_table(heads, [_store_row(each) for each in found])
+        print_table(heads, [_store_row(each) for each in found.stores])
+        if found.pages > 1:
+            say(f"page {found.page} of {found.pages}, {found.total:,} stores in all: --page N shows another")
     else:
-        say("no job has reported a store yet")
+        say(f"no store matches {search!r}" if search else "no job has reported a store yet")
 
 
 @app.command()
@@ -59,7 +67,7 @@ def show(client: Client, store: Place, json: Json = False) -> None:
 
     Example: holdfast stores show s3://bucket/runs
     """
-    found = _named(client, store)
+    found = client.stores.get(_named(client, store).id)
     if json:
         print_json(found)
         return
@@ -140,9 +148,9 @@ def weight(
     print_or_json(done, f"{job} has weight {weight_:g} in {done.address}", json=json)
 
 
-def _named(client: Client, store: str) -> StoreInfo:
+def _named(client: Client, store: str) -> StoreSummary:
     """Return the store with an id or address; fail where several or none have it."""
-    found = [each for each in client.stores.find() if store in (each.id, each.address)]
+    found = [each for each in client.stores.find(store).stores if store in (each.id, each.address)]
     if len(found) > 1:
         fail(f"{len(found)} stores have the address {store}: give the id of one, as in `holdfast stores`")
     if not found:
@@ -154,11 +162,11 @@ def _speed(bytes_per_second: float) -> str:
     return f"{format_bytes(bytes_per_second)}/s"
 
 
-def _store_row(store: StoreInfo) -> tuple[str, ...]:
+def _store_row(store: StoreSummary) -> tuple[str, ...]:
     return (
         store.address,
         store.host,
-        str(sum(each.is_active for each in store.writers) + store.hidden_writers),
+        str(store.active_writers),
         _speed(store.bytes_per_second) if store.bytes_per_second else "-",
         "-" if store.limit is None else _speed(store.limit.bytes_per_second),
         format_bytes(store.waiting_bytes) if store.waiting_bytes else "-",

@@ -79,8 +79,8 @@ class StoreWriter(msgspec.Struct, kw_only=True, frozen=True):
     """Most bytes per second of its write now; `None` without a limit."""
 
 
-class StoreInfo(msgspec.Struct, kw_only=True, frozen=True):
-    """A store, and the jobs that write to it, those that write most first."""
+class StoreSummary(msgspec.Struct, kw_only=True, frozen=True):
+    """A store, with the sums of all jobs that write to it."""
 
     id: str
     address: str
@@ -99,6 +99,13 @@ class StoreInfo(msgspec.Struct, kw_only=True, frozen=True):
     """Rate of all jobs now."""
     waiting_bytes: int
     written_bytes: int
+    active_writers: int
+    """Number of jobs that report the store now, also of those that you may not see."""
+
+
+class StoreInfo(StoreSummary, kw_only=True, frozen=True):
+    """A store, and the jobs that write to it, those that write most first."""
+
     writers: list[StoreWriter]
     """Jobs that you may see."""
     hidden_writers: int
@@ -108,6 +115,19 @@ class StoreInfo(msgspec.Struct, kw_only=True, frozen=True):
     def load(self) -> float | None:
         """Rate of all jobs now as a share of the limit; `None` without a limit."""
         return None if self.limit is None else self.bytes_per_second / self.limit.bytes_per_second
+
+
+class StoreList(msgspec.Struct, kw_only=True, frozen=True):
+    """One page of the stores that match."""
+
+    stores: list[StoreSummary]
+    page: int
+    """Page number from 1; the last page, if a later one was requested."""
+    pages: int
+    size: int
+    """Maximum number of stores per page."""
+    total: int
+    """Number of stores on all pages."""
 
 
 def _text(value: float | str) -> str:

@@ -20,7 +20,7 @@ from holdfast.protocol.administration import (
 )
 from holdfast.protocol.analyses import ReportRetention
 from holdfast.protocol.fleet import Fleet
-from holdfast.protocol.stores import NewStoreLimit, NewStoreWeight, StoreInfo, StoreLimit
+from holdfast.protocol.stores import NewStoreLimit, NewStoreWeight, StoreInfo, StoreLimit, StoreList
 from holdfast.server_link.json_client import JsonClient
 
 
@@ -300,9 +300,18 @@ class Stores:
     def __init__(self, http: JsonClient) -> None:
         self._http = http
 
-    def find(self) -> list[StoreInfo]:
-        """Return the stores that your jobs write to, those with the highest rate first."""
-        return self._http.rows(StoreInfo, "stores", "/stores")
+    def find(
+        self, search: str = "", *, job: str | None = None, sort: str = "load", page: int = 1, size: int = 500
+    ) -> StoreList:
+        """Return one page of the stores that your jobs write to.
+
+        Args:
+            search: part of an address, or an id.
+            job: only stores that this job writes to.
+            sort: `load`, the highest rate first, or `address`.
+        """
+        query = {"search": search, "job": job, "sort": sort, "page": page, "size": size}
+        return self._http.fetch(StoreList, "GET", "/stores", query=query)
 
     def get(self, store: str) -> StoreInfo:
         """Return a store by its id. Raises NotFound."""

@@ -7,29 +7,45 @@ from typing import Annotated
 from fastapi import Query
 from starlette.responses import Response
 
-from holdfast.protocol.stores import NewStoreLimit, NewStoreWeight, StoreInfo, StoreLimit
+from holdfast.protocol.field_types import MAX_INTEGER
+from holdfast.protocol.stores import NewStoreLimit, NewStoreWeight, StoreInfo, StoreLimit, StoreList
 from holdfast_server.api.desired_state import MAX_EDIT_BYTES
 from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import Json, parse
-from holdfast_server.control import stores
+from holdfast_server.control import stores as control
 from holdfast_server.core.access import LISTS, SERVER_ADMIN
 from holdfast_server.http.dependencies import Asker, Body, Db, Now, Who
+from holdfast_server.queries import stores
 
 router = Router("/api/v1", tag="control")
 
 
-@router.endpoint("GET", "/stores", access=LISTS, returns=dict[str, list[StoreInfo]])
-def list_stores(db: Db, asker: Asker, now: Now) -> Response:
-    """List the stores that your jobs write to, with who writes how much and what waits."""
+@router.endpoint("GET", "/stores", access=LISTS, returns=StoreList)
+def list_stores(
+    db: Db,
+    asker: Asker,
+    now: Now,
+    search: Annotated[str, Query(description="part of an address, case-insensitive, or an id")] = "",
+    job: Annotated[str | None, Query(description="only stores that this job writes to")] = None,
+    sort: Annotated[
+        stores.StoreSort, Query(description="`load`: the highest rate first, then the most bytes that wait")
+    ] = "load",
+    page: Annotated[int, Query(ge=1, le=MAX_INTEGER)] = 1,
+    size: Annotated[int, Query(ge=1, le=stores.MOST_ROWS, description="stores per page")] = stores.PAGE_ROWS,
+) -> Response:
+    """List one page of the stores that your jobs write to, with their rate, what waits and free space."""
+    question = stores.StoreQuery(
+        search=search, job=job, order=sort, page=page, size=size, visible_projects=asker.visible_projects
+    )
     with db.read() as session:
-        return Json({"stores": stores.stores(session, visible_projects=asker.visible_projects, now=now)})
+        return Json(stores.find(session, question, now=now))
 
 
 @router.endpoint("GET", "/stores/{store}", access=LISTS, returns=StoreInfo, errors={404: "No such store"})
 def get_store(store: str, db: Db, asker: Asker, now: Now) -> Response:
-    """Return a store by its id."""
+    """Return a store by its id, with the jobs that write to it."""
     with db.read() as session:
-        return Json(stores.stores(session, visible_projects=asker.visible_projects, now=now, only=store)[0])
+        return Json(stores.get(session, store, visible_projects=asker.visible_projects, now=now))
 
 
 @router.endpoint(
@@ -43,21 +59,16 @@ def get_store(store: str, db: Db, asker: Asker, now: Now) -> Response:
 )
 def set_weight(store: str, body: Body, db: Db, asker: Asker, who: Who, now: Now) -> Response:
     """Set the weight of a job in the division of a limit; 1 unless it was set."""
-    stores.set_weight(db, store, parse(body, NewStoreWeight), who=who, now=now)
+    control.set_weight(db, store, parse(body, NewStoreWeight), who=who, now=now)
     with db.read() as session:
-        return Json(stores.stores(session, visible_projects=asker.visible_projects, now=now, only=store)[0])
+        return Json(stores.get(session, store, visible_projects=asker.visible_projects, now=now))
 
 
 @router.endpoint("GET", "/store-limits", access=LISTS, returns=dict[str, list[StoreLimit]])
-def list_limits(db: Db, asker: Asker, now: Now) -> Response:
+def list_limits(db: Db, asker: Asker) -> Response:
     """List the limits for what jobs write to stores: all, or those of stores that you may see."""
     with db.read() as session:
-        found = stores.limits(session)
-        if asker.visible_projects is not None:
-            seen = stores.stores(session, visible_projects=asker.visible_projects, now=now)
-            targets = {store.limit.target for store in seen if store.limit is not None}
-            found = [limit for limit in found if limit.target in targets]
-        return Json({"limits": found})
+        return Json({"limits": stores.limits(session, visible_projects=asker.visible_projects)})
 
 
 @router.endpoint(
@@ -71,11 +82,11 @@ def list_limits(db: Db, asker: Asker, now: Now) -> Response:
 )
 def set_limit(body: Body, db: Db, who: Who, now: Now) -> Response:
     """Limit what all jobs together write to a store, or to all stores below an address."""
-    return Json(stores.set_limit(db, parse(body, NewStoreLimit), who=who, now=now))
+    return Json(control.set_limit(db, parse(body, NewStoreLimit), who=who, now=now))
 
 
 @router.endpoint("DELETE", "/store-limits", access=SERVER_ADMIN, status=204)
 def remove_limit(db: Db, who: Who, now: Now, target: Annotated[str, Query(max_length=500)]) -> Response:
     """Remove a limit."""
-    stores.remove_limit(db, target, who=who, now=now)
+    control.remove_limit(db, target, who=who, now=now)
     return Response(status_code=204)

@@ -10,12 +10,11 @@ from holdfast_server.alerts import incidents
 from holdfast_server.api import openapi
 from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import Json, refusal
-from holdfast_server.control import stores
 from holdfast_server.core.access import LISTS, PUBLIC
 from holdfast_server.db import DatabaseClosed, DatabaseUnavailable, size_bytes
 from holdfast_server.http.dependencies import Asker, Changes, Config, Db, Metrics, Now, ServicesOf
 from holdfast_server.http.metrics import MOST_JOBS, MOST_STORES, MetricsSnapshot
-from holdfast_server.queries import fleet
+from holdfast_server.queries import fleet, stores
 from holdfast_server.queries.account import AccountQuery, account
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -62,7 +61,8 @@ def metrics(db: Db, changes: Changes, now: Now, config: Config, exported: Metric
         page = fleet.fleet(session, question, now=now)
         stored_bytes = size_bytes(session)
         sums = account(session, AccountQuery(visible_projects=visible), config.prices, now=now)
-        shared = stores.stores(session, visible_projects=visible, now=now)
+        busiest = stores.StoreQuery(size=MOST_STORES, visible_projects=visible)
+        shared = stores.find(session, busiest, now=now).stores
     seen = MetricsSnapshot(
         jobs=page.jobs,
         by_status=page.counts,
@@ -71,7 +71,7 @@ def metrics(db: Db, changes: Changes, now: Now, config: Config, exported: Metric
         writes_waiting=db.writes_waiting,
         alerts_by_severity=incidents.open_by_severity(db, visible_projects=visible),
         account=sums,
-        stores=shared[:MOST_STORES],
+        stores=shared,
     )
     return PlainTextResponse(exported.exposition(seen), media_type=METRICS_TYPE)
 

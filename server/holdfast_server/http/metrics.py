@@ -26,7 +26,7 @@ from prometheus_client import (
 
 from holdfast.protocol.account import Account, AccountStore
 from holdfast.protocol.jobs import JobStatus, JobSummary
-from holdfast.protocol.stores import StoreInfo
+from holdfast.protocol.stores import StoreSummary
 from holdfast_server.ingest.admission import Overloaded
 from holdfast_server.ingest.batches import Received
 
@@ -82,7 +82,7 @@ class MetricsSnapshot:
     alerts_by_severity: Mapping[str, int] = field(default_factory=dict)
     account: Account | None = None
     """The account of the last 24 hours by project."""
-    stores: Sequence[StoreInfo] = ()
+    stores: Sequence[StoreSummary] = ()
 
 
 class ServerMetrics:
@@ -206,7 +206,7 @@ def _of_account(registry: CollectorRegistry, account: Account) -> None:
                 by_store.labels(store.id or store.store, store.store).set(amount)
 
 
-_STORE_GAUGES: tuple[tuple[str, str, Callable[[StoreInfo], float | None]], ...] = (
+_STORE_GAUGES: tuple[tuple[str, str, Callable[[StoreSummary], float | None]], ...] = (
     ("bytes_per_second", "Rate at which all jobs write now", lambda store: store.bytes_per_second),
     (
         "limit_bytes_per_second",
@@ -220,7 +220,7 @@ _STORE_GAUGES: tuple[tuple[str, str, Callable[[StoreInfo], float | None]], ...] 
 )
 
 
-def _of_stores(registry: CollectorRegistry, stores: Sequence[StoreInfo]) -> None:
+def _of_stores(registry: CollectorRegistry, stores: Sequence[StoreSummary]) -> None:
     for name, meaning, read in _STORE_GAUGES:
         gauge = Gauge(f"holdfast_store_{name}", meaning, ["store", "address"], registry=registry)
         for store in stores:

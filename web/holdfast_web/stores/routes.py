@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar
+from urllib.parse import urlencode
 
+from fastapi import Query
 from fastapi.responses import RedirectResponse, Response
 
-from holdfast.protocol.stores import MAX_WRITERS, NewStoreLimit, NewStoreWeight, StoreInfo
+from holdfast.protocol.field_types import MAX_INTEGER
+from holdfast.protocol.stores import MAX_WRITERS, NewStoreLimit, NewStoreWeight, StoreInfo, StoreList
 from holdfast_server.api.endpoints import Router
-from holdfast_server.control import stores
+from holdfast_server.control import stores as control
 from holdfast_server.core.access import LISTS, SERVER_ADMIN
 from holdfast_server.core.errors import InvalidSetting, RequestRefused
 from holdfast_server.core.principal import Principal
 from holdfast_server.db import Database
 from holdfast_server.http.dependencies import Asker, Db, Now, Who
+from holdfast_server.queries import stores
+from holdfast_server.queries.stores import StoreQuery, StoreSort
 from holdfast_web.shared.forms import seconds
 from holdfast_web.shared.render import View
 from holdfast_web.shared.routing import Text, headers_of
 
 router = Router("/stores")
 
-StoreSort = Literal["load", "address"]
-"""`load`: highest share of the limit first, those without one by their rate."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class StoresPage(View):
     template: ClassVar[str] = "stores/stores.html"
-    stores: list[StoreInfo]
-    job: str
-    """Only those that this job writes to; empty for all."""
-    sort: StoreSort
+    found: StoreList
+    asked: StoreQuery
+    previous: str
+    """Address of the page before; empty on the first one."""
+    following: str
+    """Address of the page after; empty on the last one."""
     now: float
 
 
@@ -48,18 +52,25 @@ class StorePage(View):
 
 
 @router.endpoint("GET", "", access=LISTS)
-def list_stores(db: Db, asker: Asker, now: Now, job: str = "", sort: StoreSort = "load") -> Response:
+def list_stores(
+    db: Db,
+    asker: Asker,
+    now: Now,
+    search: str = "",
+    job: str = "",
+    sort: StoreSort = "load",
+    page: Annotated[int, Query(ge=1, le=MAX_INTEGER)] = 1,
+) -> Response:
+    asked = StoreQuery(
+        search=search, job=job or None, order=sort, page=page, visible_projects=asker.visible_projects
+    )
     with db.read() as session:
-        found = stores.stores(session, visible_projects=asker.visible_projects, now=now)
-    if job:
-        found = [store for store in found if any(each.job == job for each in store.writers)]
-        if len(found) == 1:
-            return RedirectResponse(f"/stores/{found[0].id}", 303)
-    if sort == "address":
-        found.sort(key=lambda store: store.address)
-    else:
-        found.sort(key=lambda store: (store.load or 0.0, store.bytes_per_second), reverse=True)
-    return StoresPage(stores=found, job=job, sort=sort, now=now).response()
+        found = stores.find(session, asked, now=now)
+    if job and found.total == 1:
+        return RedirectResponse(f"/stores/{found.stores[0].id}", 303)
+    before = _address(asked, found.page - 1) if found.page > 1 else ""
+    after = _address(asked, found.page + 1) if found.page < found.pages else ""
+    return StoresPage(found=found, asked=asked, previous=before, following=after, now=now).response()
 
 
 @router.endpoint("GET", "/{store}", access=LISTS)
@@ -87,7 +98,7 @@ def set_limit(
             target=target or store, limit=limit, writers=_number(writers), fallback=fallback.strip() or None,
             holds=seconds("holds", holds),
         )  # fmt: skip
-        stores.set_limit(db, asked, who=who, now=now)
+        control.set_limit(db, asked, who=who, now=now)
     except RequestRefused as refusal:
         shown = replace(page, refused=str(refusal), typed=typed)
         return shown.response(refusal.status, headers_of(refusal))
@@ -98,7 +109,7 @@ def set_limit(
 def remove_limit(store: str, db: Db, asker: Asker, who: Who, now: Now) -> Response:
     limit = _page(db, store, asker, now).store.limit
     if limit is not None:
-        stores.remove_limit(db, limit.target, who=who, now=now)
+        control.remove_limit(db, limit.target, who=who, now=now)
     return RedirectResponse(f"/stores/{store}", 303)
 
 
@@ -108,7 +119,7 @@ def set_weight(
 ) -> Response:
     page = _page(db, store, asker, now)
     try:
-        stores.set_weight(db, store, NewStoreWeight(job=job, weight=_weight(weight)), who=who, now=now)
+        control.set_weight(db, store, NewStoreWeight(job=job, weight=_weight(weight)), who=who, now=now)
     except RequestRefused as refusal:
         return replace(page, refused=str(refusal)).response(refusal.status, headers_of(refusal))
     return RedirectResponse(f"/stores/{store}", 303)
@@ -116,7 +127,7 @@ def set_weight(
 
 def _page(db: Database, store: str, asker: Principal, now: float) -> StorePage:
     with db.read() as session:
-        (found,) = stores.stores(session, visible_projects=asker.visible_projects, now=now, only=store)
+        found = stores.get(session, store, visible_projects=asker.visible_projects, now=now)
     limit = found.limit
     typed = {"target": found.id, "limit": "", "writers": "4", "fallback": "", "holds": "60 s"}
     if limit is not None:
@@ -129,6 +140,11 @@ def _page(db: Database, store: str, asker: Principal, now: float) -> StorePage:
             "holds": f"{limit.holds_seconds:g} s",
         }
     return StorePage(store=found, may_change=asker.admin, typed=typed, now=now)
+
+
+def _address(asked: StoreQuery, page: int) -> str:
+    values = {"search": asked.search, "job": asked.job or "", "sort": asked.order, "page": str(page)}
+    return f"/stores?{urlencode({name: value for name, value in values.items() if value})}"
 
 
 def _speed(bytes_per_second: float) -> str:

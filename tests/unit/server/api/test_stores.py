@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from sqlalchemy import select
@@ -12,6 +13,7 @@ from holdfast.protocol.wire import AttemptFinished
 from holdfast_server import models
 from holdfast_server.control import stores as control
 from holdfast_server.core.principal import Role
+from holdfast_server.queries.stores import StoreQuery
 from holdfast_server.records import store_shares
 from tests.support import database_queries
 from tests.support.accounts_server import OTHER, OWN
@@ -69,6 +71,66 @@ def test_the_metrics_have_the_stores(agent, client):
         f'holdfast_store_waiting_bytes{{address="s3://bucket/runs",store="{STORE}"}} 7.0'
         in client.get("/metrics").text
     )
+
+
+def many_stores(agent, count=5):
+    """Stores `s3://bucket/0` and so on; the job of each writes faster than the one before."""
+    for number in range(count):
+        one = replace(agent, job=f"job-{number}", uid=f"job-{number}", sequence=0, sent=[])
+        facts = {"store": f"{number:032}", "address": f"s3://bucket/{number}", "writing": True}
+        report(one, bytes_per_second=float(number), written_bytes=2**53, **facts)
+
+
+def test_stores_are_listed_in_pages(agent, client):
+    many_stores(agent)
+    report(replace(agent, job="more", uid="more", sequence=0, sent=[]), store=f"{3:032}", address="s3://bucket/3")
+
+    def page(**query):
+        found = client.get("/api/v1/stores", params=query).json()
+        return (
+            [store["address"][-1] for store in found["stores"]],
+            found["page"],
+            found["pages"],
+            found["total"],
+        )
+
+    assert page(size=2) == (["4", "3"], 1, 3, 5)
+    assert page(size=2, page=3) == page(size=2, page=9) == (["0"], 3, 3, 5)
+    assert page(sort="address")[0] == list("01234")
+    assert page(search="ET/2")[0] == page(search=f"{2:032}")[0] == ["2"]
+    assert page(job="more") == (["3"], 1, 1, 1)
+    assert client.get("/api/v1/stores", params={"sort": "host"}).status_code == 422
+    (first, *_) = client.get("/api/v1/stores", params={"search": "bucket/3"}).json()["stores"]
+    assert (first["active_writers"], first["written_bytes"], "writers" in first) == (2, 2**53, False)
+    assert [each["job"] for each in client.get(f"/api/v1/stores/{3:032}").json()["writers"]] == ["job-3", "more"]
+
+
+def test_a_job_that_stopped_reporting_is_no_active_writer(agent, client, clock):
+    report(agent, writing=True, bytes_per_second=5.0, waiting_bytes=7)
+    clock.now += store_shares.ACTIVE_SECONDS
+    (store,) = client.get("/api/v1/stores").json()["stores"]
+    assert (store["active_writers"], store["bytes_per_second"], store["waiting_bytes"]) == (0, 0.0, 0)
+
+
+def test_the_page_of_stores_leads_to_the_next_one(agent, client, monkeypatch):
+    many_stores(agent)
+    monkeypatch.setattr("holdfast_web.stores.routes.StoreQuery", partial(StoreQuery, size=2))
+    page = client.get("/stores?search=bucket&page=2").text
+    assert "3 to 4 of 5 stores" in page
+    for number, rel in ((1, "prev"), (3, "next")):
+        assert f'rel="{rel}" href="/stores?search=bucket&amp;sort=load&amp;page={number}"' in page
+    assert "No store has “x”" in client.get("/stores?search=x").text
+    assert client.get("/stores?job=job-2", follow_redirects=False).headers["location"] == f"/stores/{2:032}"
+
+
+def test_the_listing_takes_as_many_statements_for_many_stores_as_for_few(agent, client):
+    def statements_of(count):
+        many_stores(agent, count)
+        with database_queries.statements() as noted:
+            assert len(client.get("/api/v1/stores").json()["stores"]) == count
+        return len(noted)
+
+    assert statements_of(2) == statements_of(9)
 
 
 def test_a_store_ends_with_its_last_job(agent, client, clock):

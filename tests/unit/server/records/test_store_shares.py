@@ -15,6 +15,8 @@ from holdfast_server import models
 from holdfast_server.control import control, stores
 from holdfast_server.core.errors import InvalidSetting, UnknownJob, UnknownStore
 from holdfast_server.db import Database
+from holdfast_server.queries import stores as listing
+from holdfast_server.queries.stores import StoreQuery
 from holdfast_server.records import desired_state, store_shares
 from holdfast_server.records.share_division import LAPSE_SECONDS
 
@@ -90,9 +92,9 @@ def test_the_closest_limit_counts(db: Database) -> None:
     set_limit(db, "/mnt", "1MB/s")
     set_limit(db, PATH, "2MB/s")
     with db.read() as session:
-        found = stores.stores(session, visible_projects=None, now=NOW)
-    assert found[0].limit is not None
-    assert found[0].limit.target == PATH
+        found = listing.get(session, STORE, visible_projects=None, now=NOW)
+    assert found.limit is not None
+    assert found.limit.target == PATH
 
 
 def test_starts_are_granted_one_after_the_other_at_the_whole_rate(db: Database) -> None:
@@ -159,7 +161,7 @@ def test_requests_of_a_new_attempt_count_from_the_start(db: Database) -> None:
     assert found is not None
     assert found.granted == 1
     with db.read() as session:
-        (store,) = stores.stores(session, visible_projects=None, now=NOW)
+        store = listing.get(session, STORE, visible_projects=None, now=NOW)
     assert {each.job: each.written_bytes for each in store.writers}["a"] == 530
 
 
@@ -180,7 +182,7 @@ def test_a_weight_is_for_a_job_that_writes_there(db: Database) -> None:
     set_limit(db)
     stores.set_weight(db, STORE, NewStoreWeight(job="a", weight=3.0), who="ada", now=NOW)
     with db.read() as session:
-        (store,) = stores.stores(session, visible_projects=None, now=NOW)
+        store = listing.get(session, STORE, visible_projects=None, now=NOW)
     shares = {each.job: each.share_bytes_per_second for each in store.writers}
     assert shares == pytest.approx({"a": 150e6, "b": 50e6})
     with pytest.raises(UnknownJob):
@@ -195,12 +197,12 @@ def test_jobs_of_other_projects_are_counted_but_not_named(db: Database) -> None:
     for job in "mine", "theirs":
         report(db, job, writing=True, bytes_per_second=10.0, waiting_bytes=5)
     with db.read() as session:
-        (store,) = stores.stores(session, visible_projects=frozenset({"vision"}), now=NOW)
+        store = listing.get(session, STORE, visible_projects=frozenset({"vision"}), now=NOW)
         assert [each.job for each in store.writers] == ["mine"]
         assert (store.hidden_writers, store.bytes_per_second, store.waiting_bytes) == (1, 20.0, 10)
-        assert stores.stores(session, visible_projects=frozenset({"audio"}), now=NOW) == []
+        assert listing.find(session, StoreQuery(visible_projects={"audio"}), now=NOW).stores == []
         with pytest.raises(UnknownStore):
-            stores.stores(session, visible_projects=frozenset({"audio"}), now=NOW, only=STORE)
+            listing.get(session, STORE, visible_projects=frozenset({"audio"}), now=NOW)
 
 
 def test_the_same_path_on_two_hosts_is_two_stores_without_an_id_and_a_bucket_is_one(db: Database) -> None:
@@ -210,8 +212,8 @@ def test_the_same_path_on_two_hosts_is_two_stores_without_an_id_and_a_bucket_is_
         add_job(db, f"bucket-{number}")
         report(db, f"bucket-{number}", store="", address="s3://bucket/runs", host=host)
     with db.read() as session:
-        found = stores.stores(session, visible_projects=None, now=NOW)
-    assert sorted(store.address for store in found) == ["/scratch", "/scratch", "s3://bucket/runs"]
+        found = listing.find(session, StoreQuery(order="address"), now=NOW).stores
+    assert [store.address for store in found] == ["/scratch", "/scratch", "s3://bucket/runs"]
 
 
 @pytest.mark.parametrize("bad", [{"limit": "fast"}, {"limit": 0}, {"limit": "1MB/s", "holds": "soon"}])
