@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import sqlalchemy as sa
 from alembic import op
 
@@ -20,6 +21,7 @@ def upgrade() -> None:
     op.add_column("alert_deliveries", sa.Column("group_id", number, nullable=True))
     op.create_index("ix_alert_deliveries_group_id_channel", "alert_deliveries", ["group_id", "channel"])
     op.execute("UPDATE alert_deliveries SET group_id = alert")
+    _group_by_messages()
     op.create_table(
         "alert_notes",
         sa.Column("id", number, nullable=False),
@@ -32,3 +34,17 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name="pk_alert_notes"),
     )
     op.create_index("ix_alert_notes_alert_id", "alert_notes", ["alert", "id"])
+
+
+def _group_by_messages() -> None:
+    """Put open alerts that one message was about into one group: its incident ends with the last of them."""
+    connection = op.get_bind()
+    query = (
+        "SELECT alert, payload FROM alert_deliveries JOIN alerts ON alerts.id = alert WHERE event = 'firing' "
+        "AND state = 'delivered' AND resolved_at IS NULL ORDER BY alert_deliveries.id"
+    )
+    for alert, payload in connection.execute(sa.text(query)).all():
+        first = msgspec.msgpack.decode(payload)["alert"]["id"]
+        for table, column in (("alerts", "id"), ("alert_deliveries", "alert")):
+            grouped = f"UPDATE {table} SET group_id = :first WHERE {column} = :alert"  # noqa: S608
+            connection.execute(sa.text(grouped), {"first": first, "alert": alert})

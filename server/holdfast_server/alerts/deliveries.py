@@ -51,6 +51,7 @@ def enqueue(session: Session, row: models.AlertRecord, event: messages.Event, *,
     channels that got a message about its group.
     """
     lock_alerts(session)
+    _join_group(session, row)
     is_over = row.group_id is None or not groups.has_open(session, row.group_id)
     if event == "resolved":  # what it explained had no message
         for left in groups.open_effects(session, row):
@@ -68,6 +69,13 @@ def enqueue(session: Session, row: models.AlertRecord, event: messages.Event, *,
     for channel in wanted.all():
         if event == "resolved" or _is_for(channel, row, tags.get(row.job)):
             _queue(session, channel, row, event, is_over=is_over, now=now)
+
+
+def _join_group(session: Session, row: models.AlertRecord) -> None:
+    """Give an alert of a server without groups, and its messages, a group of their own."""
+    if row.group_id is None:
+        sent, row.group_id = models.AlertDeliveryRecord, row.id
+        session.execute(update(sent).where(sent.alert == row.id, sent.group_id.is_(None)).values(group_id=row.id))
 
 
 def _is_for(channel: models.AlertChannelRecord, row: models.AlertRecord, tags: routing.JobTags | None) -> bool:
@@ -266,6 +274,7 @@ def _compose(
         event=event,
         project=channel.project,
         group=group,
+        opened=_opened(session, row),
         alert=first,
         others=tuple(others),
         jobs=len({alert.job for alert in parts.causes}),
@@ -288,8 +297,19 @@ def _verdict(session: Session, alert: Alert, *, now: float) -> str:
     return " ".join(filter(None, [text, f"{verdict.next_step}." if verdict.next_step else ""]))
 
 
+def _opened(session: Session, row: models.AlertDeliveryRecord) -> Alert | None:
+    """Return the alert by which the first message about a group named the incident; see `AlertMessage.opened`."""
+    rows = models.AlertDeliveryRecord
+    sent = select(rows).where(rows.group_id == row.group_id, rows.channel == row.channel, rows.payload != b"")
+    first = session.scalars(sent.order_by(rows.id).limit(1)).first()
+    return None if first is None else _message(first).opened
+
+
 def _message(row: models.AlertDeliveryRecord) -> messages.AlertMessage:
-    return msgspec.msgpack.decode(row.payload, type=messages.AlertMessage)
+    message = msgspec.msgpack.decode(row.payload, type=messages.AlertMessage)
+    if message.group or message.alert is None:
+        return message
+    return msgspec.structs.replace(message, group=row.group_id or 0, opened=message.alert)
 
 
 def _store(session: Session, *, delivery: _DueDelivery, result: _SendResult, now: float) -> None:

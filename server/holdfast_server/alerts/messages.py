@@ -29,6 +29,8 @@ class AlertMessage(msgspec.Struct, kw_only=True, frozen=True):
     project: str
     group: int = 0
     """Number of the group: services that keep incidents have one for each."""
+    opened: Alert | None = None
+    """Alert by which a server without groups named the incident; `None` where the group names it."""
     alert: Alert | None = None
     """`None` for a test."""
     others: tuple[Alert, ...] = ()
@@ -55,6 +57,8 @@ class AlertMessage(msgspec.Struct, kw_only=True, frozen=True):
     def key(self, address: str) -> str:
         """Return the key by which a service with incidents recognizes the group, the same in all its messages."""
         about = f"group/{self.group}" if self.alert is not None else f"test/{self.project}"
+        if self.opened is not None:
+            about = f"{self.project}/{self.opened.job}/{self.opened.rule}/{self.opened.id}"
         return "holdfast-" + hashlib.sha256(f"{address}/{about}".encode()).hexdigest()
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
 import socket
 from dataclasses import replace
 from email import message_from_bytes
 
+import msgspec
 import pytest
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult
-from sqlalchemy import update
+from sqlalchemy import select, update
 from starlette.testclient import TestClient
 
 from holdfast_server import models
@@ -345,6 +347,55 @@ def test_an_incident_of_several_jobs_is_resolved_by_the_last_of_them(client, fle
     assert len({event["dedup_key"] for event in (opened, updated, resolved)}) == 1
     assert (opened["payload"]["source"], len(opened["payload"]["custom_details"])) == ("default", 12)
     assert {row["state"] for row in log(client, channel)} == {"delivered"}
+
+
+@pytest.mark.parametrize("is_migrated", [True, False])
+def test_the_incident_of_a_server_without_groups_is_resolved_and_none_is_opened(
+    client, agent, clock, hook, post, is_migrated
+):
+    """Such a server named an incident by its alert, and its messages and alerts have no group."""
+    add(client, f"{hook.url}#R0123", kind="pagerduty")
+    fall_silent(client, agent, clock)
+    post()
+    alert = client.get("/api/v1/alerts").json()["alerts"][0]
+
+    def as_before_groups(session):
+        (row,) = session.scalars(select(models.AlertDeliveryRecord)).all()
+        message = msgspec.msgpack.decode(row.payload)
+        row.payload = msgspec.msgpack.encode({name: message[name] for name in ("event", "project", "alert")})
+        if not is_migrated:
+            row.group_id = session.get_one(models.AlertRecord, alert["id"]).group_id = None
+
+    client.app.state.services.database.write(as_before_groups)
+    report_again(client, clock, [agent])
+    post()
+    _, resolved = (json.loads(body) for _, body in hook.got)
+    named = f"https://holdfast.example/default/char-gpt/silent/{alert['id']}"
+    key = f"holdfast-{hashlib.sha256(named.encode()).hexdigest()}"
+    assert (resolved["event_action"], resolved["dedup_key"]) == ("resolve", key)
+
+
+def test_a_message_of_a_server_without_groups_that_waits_opens_the_incident_that_it_resolves(
+    client, agent, clock, hook, post
+):
+    add(client, f"{hook.url}#R0123", kind="pagerduty")
+    fall_silent(client, agent, clock)
+    hook.status = 500
+    post()
+
+    def as_before_groups(session):
+        (row,) = session.scalars(select(models.AlertDeliveryRecord)).all()
+        message = msgspec.msgpack.decode(row.payload)
+        row.payload = msgspec.msgpack.encode({name: message[name] for name in ("event", "project", "alert")})
+
+    client.app.state.services.database.write(as_before_groups)
+    hook.status = 202
+    post(RETRY_SECONDS[0])
+    report_again(client, clock, [agent])
+    post()
+    opened, resolved = (json.loads(body) for _, body in hook.got[1:])
+    assert [opened["event_action"], resolved["event_action"]] == ["trigger", "resolve"]
+    assert opened["dedup_key"] == resolved["dedup_key"]
 
 
 def test_a_message_about_several_jobs_that_is_not_taken_is_tried_again_as_one(client, fleet, clock, hook, post):

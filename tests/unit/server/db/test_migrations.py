@@ -5,6 +5,7 @@ import sys
 import threading
 from importlib.resources import files
 
+import msgspec
 import pytest
 from alembic.util import CommandError
 from sqlalchemy import text
@@ -109,6 +110,38 @@ def test_a_database_of_an_earlier_release_keeps_its_rows(url, place):
     assert ask(place, "SELECT archived_at, on_trouble, protected FROM jobs") == [(None, None, False)]
     assert ask(place, "SELECT uid, stores, batches_an_iteration FROM attempts") == [("u", None, None)]
     check_matches_models(place)
+
+
+def test_open_alerts_of_one_message_are_one_group(url, place):
+    """Their incident is named by the first one, and ends with the last one."""
+    holdfast_migrations.upgrade(url, "0017")
+    ask(
+        place,
+        "INSERT INTO alert_channels (id, project, name, kind, target, secret, least_severity, enabled, "
+        "created_at, created_by) VALUES ('c', 'default', 'c', 'slack', 'x', '', 'info', true, 1, '')",
+    )
+    for number, resolved in ((1, "NULL"), (2, "NULL"), (3, "9"), (4, "NULL")):
+        ask(place, JOB.replace("'j'", f"'j{number}'"))
+        ask(
+            place,
+            "INSERT INTO alerts (id, project, job, rule, kind, severity, subject, message, since, fired_at, "
+            f"resolved_at) VALUES ({number}, 'default', 'j{number}', 'silent', 'silent', 'critical', '', '', 1, "
+            f"2, {resolved})",
+        )
+    for number, first in ((1, 1), (2, 1), (3, 1), (4, 4), (None, None)):
+        payload = msgspec.msgpack.encode({"alert": first and {"id": first}})
+        ask(
+            place,
+            "INSERT INTO alert_deliveries (channel, alert, event, payload, state, tries, created_at, next_at) "
+            "VALUES ('c', :alert, :event, :payload, 'delivered', 1, 1, 1)",
+            alert=number, event="firing" if number else "test", payload=payload,
+        )  # fmt: skip
+    holdfast_migrations.upgrade(url)
+    for query in (
+        "SELECT id, group_id FROM alerts ORDER BY id",
+        "SELECT alert, group_id FROM alert_deliveries WHERE alert IS NOT NULL ORDER BY alert",
+    ):
+        assert ask(place, query) == [(1, 1), (2, 1), (3, 3), (4, 4)]
 
 
 def test_free_space_moves_from_addresses_to_the_stores_that_have_them(url, place):
