@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 
 from holdfast.errors import RestoreFailed
-from holdfast.system import supervisor_channel
+from holdfast.system import processes, supervisor_channel
 from holdfast.system.preemption import EXIT_SIGTERM
 from holdfast.telemetry.reporter import TrainingPosition
 
@@ -126,12 +127,14 @@ class Lifecycle:
 
     def close(self, job: str, parts: Iterable[Callable[[], object]]) -> None:
         """Close `parts` in this order, whether or not one of them fails."""
-        for part in parts:
-            try:
-                part()
-            except Exception:  # must not hide the error that ends the loop
-                logger.exception("%s: while closing", job)
-        self.enter(Life.CLOSED)
+        # torch's handler raises when a loader worker has died, which would interrupt a part, or end this loop
+        with processes.without_handler(signal.SIGCHLD):
+            for part in parts:
+                try:
+                    part()
+                except Exception:  # must not hide the error that ends the loop
+                    logger.exception("%s: while closing", job)
+            self.enter(Life.CLOSED)
 
     @property
     def exit_status(self) -> int | None:

@@ -117,3 +117,26 @@ def test_closing_after_an_interrupted_resume_takes_no_checkpoint(tmp_path, monke
     assert session.resume() == 4
     iterate(model, optimizer, session)
     session.close()
+
+
+def test_a_loader_worker_that_dies_does_not_interrupt_closing():
+    """torch's handler raises on the main thread, wherever that is when a worker dies."""
+
+    def raise_as_torch(*_):
+        raise RuntimeError("DataLoader worker is killed by signal: Killed.")
+
+    closed = []
+
+    def close_while_a_worker_dies():
+        os.kill(os.getpid(), signal.SIGCHLD)
+        closed.append("first")
+
+    lifecycle = at(Life.CLOSING)
+    before = signal.signal(signal.SIGCHLD, raise_as_torch)
+    try:
+        lifecycle.close("job", [close_while_a_worker_dies, lambda: closed.append("second")])
+        assert signal.getsignal(signal.SIGCHLD) is raise_as_torch
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert closed == ["first", "second"]
+    assert lifecycle.state is Life.CLOSED
