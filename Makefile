@@ -34,7 +34,7 @@ DEVICE ?= cpu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-long lint format cuda-check bench-checkpoint bench-pacing bench-ingest bench-capacity bench-dashboard bench-mix bench-restore bench-codecs bench-protection bench-integrations bench-torchtitan bench-series bench-ranks docs bundle pictures wheel audit clean
+.PHONY: help setup demo test test-full test-long lint format cuda-check bench-checkpoint bench-pacing bench-ingest bench-capacity bench-dashboard bench-mix bench-restore bench-codecs bench-protection bench-integrations bench-torchtitan bench-series bench-ranks soak docs bundle pictures wheel audit clean
 
 help:  ## list what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -112,6 +112,10 @@ bench-series: setup  ## gradients of a wave inversion from compressed states, an
 
 bench-ranks: setup  ## what rank 0 does for a checkpoint of 64 to 4,096 simulated ranks; ARGS='--ranks 64 256'
 	$(BIN)/python -m benchmarks.ranks $(ARGS)
+
+MINUTES ?= 90
+soak: setup $(FRAMEWORKS)/.installed  ## eight jobs under random kills, full disks and orders for MINUTES=90; ARGS='--results FILE'
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --framework-python $(FRAMEWORKS)/bin/python $(ARGS)
 
 docs: $(VENV)/.docs  ## build the guide: docs/_build/html, and what a server shows under /guide; fails at a broken link
 	$(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build/html

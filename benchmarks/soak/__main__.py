@@ -1,0 +1,223 @@
+"""`python -m benchmarks.soak`: jobs under random faults and operators' orders; ends with 1 if something is wrong.
+
+All is in one new folder, which is removed if nothing is wrong. Ctrl-C ends the run early, with its table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.soak import judging
+from benchmarks.soak.disturbances import Agenda, Faults, Orders
+from benchmarks.soak.processes import END_SECONDS, KINDS, Servers, Supervised, environment_of
+from benchmarks.soak.usage import Usage
+from holdfast.client import Client
+from tests.support.eventually import eventually
+
+POLL_SECONDS, SAMPLE_SECONDS, PROGRESS_SECONDS = 0.2, 5.0, 30.0
+PATIENCE_SECONDS = 300.0
+"""How long the jobs may take to start, and to go on after the last fault."""
+
+
+class Soak:
+    def __init__(self, folder: Path, kinds: list[str], options: argparse.Namespace) -> None:
+        self._folder, self._options, self._began = folder, options, time.monotonic()
+        self._shared = {path.name for path in Path("/dev/shm").iterdir()}
+        bootstrap = environment_of(folder, "", "")
+        self.servers = Servers(folder, bootstrap)
+        self.servers.bucket.start()
+        env = environment_of(folder, self.servers.bucket.address, self.servers.url)
+        self._client = Client(self.servers.url, timeout_seconds=5, retries=0)
+        pythons = {"framework": options.framework_python}
+        self.jobs = [Supervised(kind, folder / kind, env, pythons.get(kind, sys.executable)) for kind in kinds]
+        self._agenda, rng = Agenda(), random.Random(options.seed)
+        self.faults = Faults(self.jobs, self.servers, self._agenda, random.Random(rng.random()))
+        self.orders = Orders(self.jobs, self._client, self._agenda, random.Random(rng.random()))
+        self._times = random.Random(rng.random())
+        self.usage = Usage()
+        self._next_sample = self._next_progress = 0.0
+        self.wrong: list[str] = []
+        self.rows: list[dict[str, Any]] = []
+
+    def run(self) -> None:
+        self.servers.start()
+        for job in self.jobs:
+            job.start()
+        try:
+            self._wait("all jobs to train", lambda: all(len(job.ledgers[-1].steps) >= 10 for job in self.jobs))
+            self._disturb(time.monotonic() + self._options.minutes * 60)
+            self._say("the faults are over")
+        except KeyboardInterrupt:
+            self._say("interrupted: ending")
+
+    def _disturb(self, end: float) -> None:
+        now = time.monotonic()
+        self.faults.plan_server(now, end - now)
+        next_fault, next_order = now + self._pause("fault_seconds"), now + self._pause("order_seconds")
+        while now < end:
+            if now >= next_fault:
+                self._say(self.faults.strike(now))
+                next_fault = now + self._pause("fault_seconds")
+            if now >= next_order:
+                self._say(self.orders.give(now))
+                next_order = now + self._pause("order_seconds")
+            now = self._tick()
+
+    def _pause(self, name: str) -> float:
+        return self._times.expovariate(1 / getattr(self._options, name))
+
+    def _tick(self) -> float:
+        """Let a moment pass: do what is due, sample, start what has ended."""
+        time.sleep(POLL_SECONDS)
+        now = time.monotonic()
+        self._agenda.run(now)
+        for job in self.jobs:
+            job.tend(now)
+        if now >= self._next_sample:
+            self._next_sample = now + SAMPLE_SECONDS
+            if (pid := self.servers.pid) is not None:
+                self.usage.sample("server", pid)
+            for job in self.jobs:
+                for role, pids in (("trainer", job.trainers()), ("supervisor", job.supervisors())):
+                    for pid in pids[:1]:
+                        self.usage.sample(f"{role} of {job.kind}", pid)
+        if now >= self._next_progress:
+            self._next_progress = now + PROGRESS_SECONDS
+            self._say_progress()
+        return now
+
+    def _wait(self, what: str, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            if self._tick() > deadline:
+                waiting = ", ".join(f"{job.kind} at {len(job.ledgers[-1].steps)}" for job in self.jobs)
+                self.wrong.append(f"waited {PATIENCE_SECONDS:.0f} s for {what}: {waiting}")
+                return
+
+    def close(self) -> None:
+        """End all faults, let the jobs go on and end, and judge."""
+        self._wait("the end of all faults", self._agenda.settle)
+        self.servers.bucket.kill()  # Ctrl-C has ended it, too
+        self.servers.bucket.start()
+        self.servers.start()
+        goals = [len(job.ledgers[-1].steps) + 10 for job in self.jobs]
+        self._wait(
+            "all jobs to go on",
+            lambda: all(len(job.ledgers[-1].steps) >= goal for job, goal in zip(self.jobs, goals, strict=True)),
+        )
+        for job in self.jobs:
+            job.end()
+        for job in self.jobs:
+            self.wrong += [f"{job.kind}: {text}" for text in job.wait(END_SECONDS)]
+            job.tend(time.monotonic())
+        self._say("all jobs have ended; comparing with undisturbed runs")
+        states, wrong = self._judged_restores()
+        memory, grown = self.usage.judged()
+        self.wrong += wrong + grown
+        for job in self.jobs:
+            row, wrong = judging.job_row(job, self._client, self._options.stall_seconds)
+            self.rows.append(row)
+            self.wrong += wrong
+        self.servers.stop(signal.SIGTERM)
+        self.servers.bucket.kill()
+        self.wrong += [*self.servers.wrong, *judging.left_over(self._folder, self._shared)]
+        self.rows += memory
+        self.rows.append({"what": "faults", **self.faults.done})
+        self.rows.append({"what": "orders", **self.orders.done})
+        self.rows.append({"what": "restores", **states})
+
+    def _judged_restores(self) -> tuple[dict[str, int], list[str]]:
+        with contextlib.suppress(AssertionError):  # the server receives what was not reported yet
+            eventually(lambda: not judging.ends_of_restores(self._client, self.orders.restores)[1], seconds=20)
+        return judging.ends_of_restores(self._client, self.orders.restores)
+
+    def end_all(self) -> None:
+        """Kill what is left, after an error or a second Ctrl-C."""
+        self.servers.bucket.kill()
+        judging.left_over(self._folder, self._shared)
+
+    def _say(self, text: str | None) -> None:
+        if text is not None:
+            print(f"{time.monotonic() - self._began:7.0f} s  {text}", flush=True)
+
+    def _say_progress(self) -> None:
+        counts = " ".join(f"{job.kind} {len(job.ledgers[0].steps)}" for job in self.jobs)
+        server = self.usage.newest("server")
+        size = f"server {server.megabytes:.0f} MB" if server else "no server"
+        self._say(
+            f"iterations: {counts}; {size}; {self.faults.done.total()} faults, {self.orders.done.total()} orders"
+        )
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    print()
+    print(f"{'job':<12} iterations attempts lineages durable  longest stall")
+    for row in (each for each in rows if each["what"] == "job"):
+        print(
+            f"{row['job']:<12} {row['iterations']:>10} {row['attempts']:>8} {row['lineages']:>8} "
+            f"{row['durable']:>7} {row['stall_seconds']:>12.1f} s"
+        )
+    print()
+    print(f"{'longest life of':<26} minutes  MB at first, at last    MB an hour  descriptors  threads")
+    for row in (each for each in rows if each["what"] == "memory"):
+        slope = f"{row['mb_per_hour']:+.1f} ± {row['error']:.1f}" if "mb_per_hour" in row else "too short"
+        print(
+            f"{row['role']:<26} {row['minutes']:>7} {row['first_mb']:>12}, {row['last_mb']:<9} {slope:>14}  "
+            f"{row['descriptors']:>11}  {row['threads']:>8}"
+        )
+    print()
+    for row in rows:
+        if row["what"] in ("faults", "orders", "restores"):
+            print(
+                f"{row['what']}: " + ", ".join(f"{n} {name}" for name, n in sorted(row.items()) if name != "what")
+            )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=90, help="time with faults")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--fault-seconds", type=float, default=20, help="mean time between two faults")
+    parser.add_argument("--order-seconds", type=float, default=10, help="mean time between two orders")
+    parser.add_argument(
+        "--framework-python", type=os.path.abspath, default=sys.executable, help="one that has Accelerate"
+    )
+    parser.add_argument("--results", type=Path, help="append one JSON line for each row")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-soak-"))
+    soak = Soak(folder, options.jobs, options)
+    try:
+        soak.run()
+        soak.close()
+    except BaseException:
+        soak.end_all()
+        raise
+    print_table(soak.rows)
+    if options.results:
+        with options.results.open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in (*soak.rows, {"what": "wrong", "found": soak.wrong}))
+    for text in soak.wrong:
+        print(f"WRONG: {text}")
+    if soak.wrong:
+        print(f"logs, ledgers and stores are in {folder}")
+        return 1
+    shutil.rmtree(folder)
+    print("nothing is wrong")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
