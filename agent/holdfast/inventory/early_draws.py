@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import inspect
+import linecache
+import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -21,6 +24,7 @@ from holdfast.inventory.script_code import (
     ScriptFrame,
     calls_in,
     function_of,
+    is_module,
     is_reporting,
     loops_around,
     script_frames,
@@ -28,6 +32,7 @@ from holdfast.inventory.script_code import (
 
 COMPARED_ITERATIONS = 4
 """The first iteration after a resume is compared with the others of so many, which must draw equally many."""
+CELL = "cell"
 PERIOD = 624
 """Numbers are counted modulo the length of the state of the Mersenne Twister."""
 _LEFT, _OFFSET = slice(8, 12), slice(-8, None)
@@ -38,7 +43,7 @@ class EarlyDraws:
     """Compares how many random numbers the first iterations after a resume draw. For the training thread."""
 
     def __init__(self) -> None:
-        self._created_at, self._at_creation = script_frames(), _digest()
+        self._created_at, self._at_creation = _frames(), _digest()
         self._drawn_from: str | None = None
         """State of the generators at the creation of the session, if numbers were drawn before the resume."""
         self._saved: str | None = None
@@ -67,7 +72,7 @@ class EarlyDraws:
         Called within `Session.resume` or `Session.batches`. `saved` is the `state_dict` of the checkpoint.
         """
         self._saved = saved
-        self._resumed_at, self._drawn = script_frames(), [_drawn()]
+        self._resumed_at, self._drawn = _frames(), [_drawn()]
         created_at, self._created_at = self._created_at, []
         if saved is None or self._drawn_from in (None, saved):
             return []
@@ -89,7 +94,7 @@ class EarlyDraws:
         if not self._drawn:
             return []
         if len(self._drawn) == 1:
-            self._lines = _lines_between(self._resumed_at, script_frames())
+            self._lines = _lines_between(self._resumed_at, _frames())
             self._resumed_at = []
         self._drawn.append(_drawn())
         if self._lines is None or epoch_advanced:
@@ -130,30 +135,75 @@ def _drawn() -> list[int]:
     return [random.getstate()[1][-1], of_numpy, of_torch, *of_devices]
 
 
-def _lines_between(resumed: list[ScriptFrame], now: list[ScriptFrame]) -> str | None:
+def _frames() -> list[ScriptFrame]:
+    """Return all frames of the script, the outermost first."""
+    return script_frames(lambda code: ("In",) if is_module(code) else (), beyond_libraries=True)[::-1]
+
+
+def _lines_between(before: list[ScriptFrame], after: list[ScriptFrame]) -> str | None:
     """Return the lines that ran between the resume and the loop; `None` if they draw nothing, or are not known."""
-    before, after = resumed[::-1], now[::-1]  # from the outermost function on
+    if not (before and after):
+        return None  # a library resumes, or ends the iterations
     found: list[tuple[str, int]] = []
     common = [one.code is other.code for one, other in zip(before, after, strict=False)]
     depth = common.index(False) if False in common else len(common)
-    if not depth:
-        return None
+    are_cells = all(frame.is_cell for frames in (before, after) for frame in frames[depth : depth + 1])
+    if are_cells and depth < min(len(before), len(after)):
+        found += _lines_of_cells(before[depth], after[depth])
+        start, first_line = depth, 0
+    elif not depth:
+        before, start, first_line = [], 0, 0  # of another thread
+    else:
+        start, first_line = depth - 1, before[depth - 1].line
     for frame in before[depth:]:
+        if frame.code.co_flags & inspect.CO_GENERATOR:
+            continue  # it goes on in each iteration
         found += _lines(frame, frame.line, sys.maxsize)
-    for number, frame in enumerate(after[depth - 1 :]):
-        first = before[depth - 1].line if not number else 0
-        function = function_of(frame.code)
-        loops = loops_around(function, frame.line) if function is not None else []
-        loops = [each for each in loops if not each.body[0].lineno <= first <= (each.end_lineno or 0)]
-        if any(_does_more_at_times(each, frame.line) for each in loops[:1]):
+    loops = [_loops(frame) for frame in after[start:]]
+    for number, frame in enumerate(after[start:]):
+        if number and frame.is_called_by_library and not any(loops[number:]):
+            break  # the library may call it in each iteration
+        first = 0 if number else first_line
+        around = [each for each in loops[number] if not each.body[0].lineno <= first <= (each.end_lineno or 0)]
+        if any(_does_more_at_times(each, frame.line) for each in around[:1]):
             return None  # the first iteration need not draw as many numbers as the others
-        found += _lines(frame, first, loops[0].lineno if loops else frame.line)
-        if loops:
+        found += _lines(frame, first, around[0].lineno if around else frame.line)
+        if around:
             break
+    by_file: dict[str, list[int]] = {}
+    for path, line in found:
+        by_file.setdefault(path, []).append(line)
     if not found:
         return None
-    numbers = [number for _, number in found]
-    return f"line {numbers[0]}" if len(set(numbers)) == 1 else f"lines {min(numbers)} to {max(numbers)}"
+    is_one = len(by_file) == 1 and not found[0][0].startswith(CELL)
+    return ", ".join(_numbers(lines) if is_one else f"{path} {_numbers(lines)}" for path, lines in by_file.items())
+
+
+def _numbers(lines: Iterable[int]) -> str:
+    first, *more = sorted(set(lines))
+    return f"lines {first} to {more[-1]}" if more else f"line {first}"
+
+
+def _loops(frame: ScriptFrame) -> list[Loop]:
+    function = function_of(frame.code)
+    return loops_around(function, frame.line) if function is not None else []
+
+
+def _lines_of_cells(before: ScriptFrame, after: ScriptFrame) -> Iterator[tuple[str, int]]:
+    """Yield the lines of the cells that ran between two cells of a notebook."""
+    for number in range(_number_of_cell(before) + 1, _number_of_cell(after)):
+        try:
+            tree = ast.parse(before.values["In"][number])
+        except (SyntaxError, ValueError, TypeError):
+            continue
+        yield from ((f"{CELL} {number}", line) for line in _drawing(tree, 0, sys.maxsize, ()))
+
+
+def _number_of_cell(frame: ScriptFrame) -> int:
+    """Return the number of the cell with the text of a frame that ran last; the number of cells if none has it."""
+    cells, text = frame.values["In"], "".join(linecache.getlines(frame.code.co_filename)).strip()
+    numbers = range(len(cells) - 1, -1, -1)
+    return next((n for n in numbers if isinstance(cells[n], str) and cells[n].strip() == text), len(cells))
 
 
 def _does_more_at_times(loop: Loop, line: int) -> bool:
@@ -163,17 +213,34 @@ def _does_more_at_times(loop: Loop, line: int) -> bool:
 
 
 def _lines(frame: ScriptFrame, first: int, last: int) -> Iterator[tuple[str, int]]:
-    """Yield the lines between two in a function that call something which may draw a number.
-
-    What depends on a condition is left out: a script makes there what no checkpoint has yet.
-    """
+    """Yield the lines between two in a function that call something which may draw a number."""
     function = function_of(frame.code)
-    left: list[ast.AST] = [] if function is None else [function]
+    if function is not None:
+        name = os.path.basename(frame.code.co_filename)
+        if frame.is_cell:
+            name = f"{CELL} {_number_of_cell(frame)}"
+        yield from ((name, line) for line in _drawing(function, first, last, (first, frame.line)))
+
+
+def _drawing(function: ast.AST, first: int, last: int, places: tuple[int, ...]) -> Iterator[int]:
+    """Yield the lines between two that call something, in branches only that have one of `places`.
+
+    What depends on another condition is left out: a script makes there what no checkpoint has yet.
+    """
+    left = [function]
     while left:
         for each in ast.iter_child_nodes(left.pop()):
-            if isinstance(each, ast.If | ast.expr | Scope) or not isinstance(each, ast.stmt):
+            if not isinstance(each, ast.stmt) or isinstance(each, Scope):
+                continue
+            if isinstance(each, ast.If):
+                branches = [branch for branch in (each.body, each.orelse) if _has_any(branch, places)]
+                left += [ast.Module(body=branch, type_ignores=[]) for branch in branches]
                 continue
             left.append(each)
             is_simple = first < each.lineno < last and not hasattr(each, "body")
             if is_simple and not all(map(is_reporting, calls_in(each))):
-                yield frame.code.co_filename, each.lineno
+                yield each.lineno
+
+
+def _has_any(branch: list[ast.stmt], lines: tuple[int, ...]) -> bool:
+    return any(part.lineno <= line <= (part.end_lineno or 0) for part in branch for line in lines)

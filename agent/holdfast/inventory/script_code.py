@@ -10,6 +10,7 @@ import functools
 import inspect
 import linecache
 import sys
+import sysconfig
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -17,12 +18,13 @@ from typing import Any, NamedTuple
 from holdfast.inventory.attribute_walk import LIBRARIES, is_ignored, split_names, words_of
 from holdfast.state.references import attributes
 
-MOST_FRAMES = 4
+MOST_FRAMES = 32
 MOST_LINES = 5000
 """A longer file is not parsed."""
 UNSHARED = 3
 """What `sys.getrefcount` counts for the variables of a frame, if the script has not kept `locals()`."""
 MISSING = object()
+_STANDARD_LIBRARY = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")})
 _REPORTING = split_names("""
     print log logs logger logging info debug warning warn write writer scalar scalars description postfix save plot
     show report record display mark annotate pbar tqdm bar progress meter figure hist dump flush mfu flops
@@ -54,24 +56,47 @@ class ScriptFrame(NamedTuple):
     line: int
     values: dict[str, Any]
     """The values of the variables that were asked for."""
+    is_called_by_library: bool = False
+    """Whether a library has called it, perhaps in each iteration."""
+
+    @property
+    def is_cell(self) -> bool:
+        """Whether it is a cell of a notebook, whose variables include the texts of all cells."""
+        return isinstance(self.values.get("In"), list) and is_module(self.code)
 
 
-def script_frames(names: Callable[[types.CodeType], Iterable[str]] = lambda code: ()) -> list[ScriptFrame]:
+def is_module(code: types.CodeType) -> bool:
+    """Whether code is that of a module or of a cell of a notebook."""
+    return code.co_name == "<module>" or code.co_name.startswith("<cell line")
+
+
+def script_frames(
+    names: Callable[[types.CodeType], Iterable[str]] = lambda code: (), *, beyond_libraries: bool = False
+) -> list[ScriptFrame]:
     """Return the frames of the script that called Holdfast, innermost first, with the values of some variables.
 
-    Empty where a library called it.
+    Empty where a library called it. Frames of libraries are left out; with `beyond_libraries`, those of the script
+    that called them are not.
     """
     frame: types.FrameType | None = inspect.currentframe()
     while frame is not None and _package(frame) == "holdfast":
         frame = frame.f_back
     found: list[ScriptFrame] = []
     while frame is not None and len(found) < MOST_FRAMES:
-        path = frame.f_code.co_filename
-        if _package(frame) in LIBRARIES or "site-packages" in path or path.startswith("<frozen"):
+        if not _is_of_library(frame):
+            found.append(ScriptFrame(frame.f_code, frame.f_lineno, _values(frame, names(frame.f_code))))
+        elif not found or not beyond_libraries:
             break
-        found.append(ScriptFrame(frame.f_code, frame.f_lineno, _values(frame, names(frame.f_code))))
+        else:
+            found[-1] = found[-1]._replace(is_called_by_library=True)
         frame = frame.f_back
     return found
+
+
+def _is_of_library(frame: types.FrameType) -> bool:
+    path = frame.f_code.co_filename
+    is_installed = "site-packages" in path or "dist-packages" in path or path.startswith(_STANDARD_LIBRARY)
+    return is_installed or path.startswith("<frozen") or _package(frame) in LIBRARIES
 
 
 def _package(frame: types.FrameType) -> str:
@@ -107,7 +132,7 @@ def function_of(code: types.CodeType) -> ast.AST | None:
     """Return the syntax tree of a function, or of a module; `None` if there is no source."""
     if (tree := _tree(code.co_filename)) is None:
         return None
-    if code.co_name == "<module>":
+    if is_module(code):
         return tree
     functions = (each for each in ast.walk(tree) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)))
     return next((each for each in functions if _starts_at(each, code)), None)
