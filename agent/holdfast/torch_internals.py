@@ -146,18 +146,9 @@ _after_batches: list[Callable[[], None]] = []
 _counting: list[Any] = []
 """The function that calls them, in place of torch's. Where another one wraps it, it stays, without effect."""
 PRIVATE_APIS = (
-    FOREACH_COPY,
-    MODULE_CONTENTS,
-    MODULE_LOADING,
-    OPTIMIZER_HOOKS,
-    DDP_PARAMETERS,
-    DDP_BUCKETS,
-    DDP_REDUCER,
-    DTENSOR_CHUNKS,
-    MESH_ROOT,
-    DEFAULT_STORE,
-    LOADER_ITERATORS,
-)
+    FOREACH_COPY, MODULE_CONTENTS, MODULE_LOADING, OPTIMIZER_HOOKS, DDP_PARAMETERS, DDP_BUCKETS, DDP_REDUCER,
+    DTENSOR_CHUNKS, MESH_ROOT, DEFAULT_STORE, LOADER_ITERATORS,
+)  # fmt: skip
 """API that a version of torch may lack. `_version` of a tensor, `_metadata` of a state_dict, `_orig_mod` of a
 compiled module and `_user_meta` of a PipelineStage are as old as the feature that they belong to."""
 
@@ -224,11 +215,8 @@ def own_buffers(module: nn.Module) -> dict[str, torch.Tensor | None]:
 def contents_of(module: nn.Module) -> Iterator[dict[Any, Any]]:
     """Yield the dicts that a module's `state_dict()` is made from, including those of its submodules."""
     for each in module.modules():
-        yield each._modules
-        yield each._parameters
-        yield each._buffers
-        yield each._state_dict_hooks
-        yield each._state_dict_pre_hooks
+        yield from (each._modules, each._parameters, each._buffers)
+        yield from (each._state_dict_hooks, each._state_dict_pre_hooks)
 
 
 def has_plain_state_dict(module: nn.Module) -> bool:
@@ -312,11 +300,14 @@ def is_fully_sharded(module: nn.Module) -> bool:
 
 
 def has_unsynchronized_gradients(module: Any) -> bool:
-    """Whether a fully sharded module has gradients that are not yet summed over the ranks."""
-    group = getattr(module._get_fsdp_state(), "_fsdp_param_group", None)
-    for parameter in getattr(group, "fsdp_params", ()):
-        gathered = getattr(parameter, "_unsharded_param", None)
-        if parameter.unsharded_accumulated_grad is not None or getattr(gathered, "grad", None) is not None:
+    """Whether a fully sharded module has gradients that are not yet summed over the ranks and replicas."""
+    state = module._get_fsdp_state()
+    for group in getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]:
+        waiting = [getattr(group, "_partial_reduce_output", None)]  # summed over the shards, not the replicas
+        for parameter in getattr(group, "fsdp_params", ()):
+            gathered = getattr(parameter, "_unsharded_param", None)
+            waiting += [parameter.unsharded_accumulated_grad, getattr(gathered, "grad", None)]
+        if any(each is not None for each in waiting):
             return True
     return False
 

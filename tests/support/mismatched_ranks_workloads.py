@@ -137,14 +137,14 @@ def unsynchronised(stage, store):
     return job.checkpoints(), job.told
 
 
-def accumulating(stage, store):
+def accumulating(stage, store, how):
     """`fully_shard` holds gradients that it has not synchronised where an iteration ends."""
     model = nn.Linear(4, 4)
-    fully_shard(model)
+    fully_shard(model, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards")))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     job = SynchronousJob(store, model=model, optimizer=optimizer)
     for synchronised in (False, True) * 4:
-        model.set_requires_gradient_sync(synchronised)
+        getattr(model, how)(synchronised)
         model(torch.ones(2, 4)).sum().backward()
         if synchronised:
             optimizer.step()

@@ -113,8 +113,8 @@ def require_synchronized(modules: Iterable[tuple[str, torch.nn.Module]]) -> None
     for keyword, module in modules:
         if has_unsynchronized_gradients(module):
             raise HoldfastError(
-                f"{keyword}: fully_shard holds gradients that are not synchronized: call session.step() once per "
-                "update, after the backward pass with set_requires_gradient_sync(True)"
+                f"{keyword}: fully_shard holds gradients that are not synchronized: call session.step() after a "
+                "backward pass with set_requires_gradient_sync(True) and set_requires_all_reduce(True)"
             )
 
 

@@ -50,13 +50,14 @@ def test_replicas_that_have_drifted_apart_are_refused(launcher, store):
     assert any("check that every update reduces gradients over all ranks" in each for each in told)
 
 
-def test_gradients_that_fully_shard_has_not_synchronised_are_refused(launcher, store):
+@pytest.mark.parametrize("how", ["set_requires_gradient_sync", "set_requires_all_reduce"])
+def test_gradients_that_fully_shard_has_not_synchronised_are_refused(launcher, store, how):
     for checkpoints, _ in (
-        found := launcher.run(2, "tests.support.mismatched_ranks_workloads.accumulating", store=store)
+        found := launcher.run(2, "tests.support.mismatched_ranks_workloads.accumulating", store=store, how=how)
     ):
         assert checkpoints
         assert [each for each in checkpoints if int(each.partition("-")[0]) % 2] == []
-    assert any("set_requires_gradient_sync(True)" in each for each in found[0][1])
+    assert any(f"{how}(True)" in each for each in found[0][1])
 
 
 @pytest.mark.parametrize("how", ["itself", "compiled", "below another"])
