@@ -376,6 +376,8 @@ def run_backward(ddp: DistributedDataParallel, order: Iterable[int]) -> None:
     anchor.register_hook(report)  # type: ignore[no-untyped-call]
     ddp.reducer.prepare_for_backward([])
     anchor.backward()  # type: ignore[no-untyped-call]  # the reducer finishes in a callback of this pass
+    if getattr(ddp, "require_manual_backward_finalization", False):  # since torch 2.15
+        ddp.finalize_backward()  # type: ignore[operator]
 
 
 def give_static_reducer(ddp: DistributedDataParallel, layout: Sequence[Sequence[int]]) -> None:
@@ -392,6 +394,8 @@ def give_static_reducer(ddp: DistributedDataParallel, layout: Sequence[Sequence[
     helper = DistributedDataParallel._ddp_init_helper
     helper_here = types.FunctionType(helper.__code__, {**helper.__globals__, "dist": view}, helper.__name__)
     helper_here(ddp, parameters, sparse, names, True)
+    if getattr(ddp, "require_manual_backward_finalization", False):
+        maker.require_manual_backward_finalization = True  # tells the new reducer
     maker.reducer._set_static_graph()
     maker.logger._set_static_graph()
 

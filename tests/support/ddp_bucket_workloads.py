@@ -38,12 +38,15 @@ class ReorderedModel(nn.Module):
 
 
 class BucketJob:
-    def __init__(self, *, bucket_bytes=4000, group=None, net=None, compiled=None, **ddp):
+    def __init__(self, *, bucket_bytes=4000, group=None, net=None, compiled=None, by_hand=False, **ddp):
         torch.manual_seed(1)
         self.net = ReorderedModel(**(net or {}))
         inner = torch.compile(self.net, backend="eager") if compiled == "inside" else self.net
         cap = bucket_bytes / (1 << 20)
         self.ddp = DistributedDataParallel(inner, bucket_cap_mb=cap, process_group=group, **ddp)
+        self.by_hand = by_hand
+        if by_hand:
+            self.ddp.require_manual_backward_finalization = True
         self.forward = torch.compile(self.ddp, backend="eager") if compiled == "outside" else self.ddp
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-2)
 
@@ -58,6 +61,8 @@ class BucketJob:
     def backward(self, last=True):
         with contextlib.nullcontext() if last else self.ddp.no_sync():
             self.forward(torch.randn(8, WIDTH)).square().mean().backward()
+        if last and self.by_hand:
+            self.ddp.finalize_backward()
 
     def gradients(self):
         return [parameter.grad for parameter in self.net.parameters()]

@@ -1,6 +1,7 @@
 """A job of several ranks goes on in a fresh DistributedDataParallel, to the last bit as if it had not stopped."""
 
 import pytest
+from torch.nn.parallel import DistributedDataParallel
 
 WAYS = {
     "small buckets": {},
@@ -17,6 +18,13 @@ WAYS = {
     "compiled inside": {"compiled": "inside", "bucket_bytes": 2 << 20},
     "compiled outside": {"compiled": "outside", "bucket_bytes": 2 << 20},
 }
+if hasattr(DistributedDataParallel, "finalize_backward"):  # since torch 2.15
+    WAYS |= {
+        "buckets as gradients become ready": {"lazy_bucket_allocation": True},
+        "passes finalized by hand": {"by_hand": True},
+        "passes finalized by hand, accumulation": {"by_hand": True, "accumulate": 2},
+        "passes finalized by hand, static graph": {"by_hand": True, "static_graph": True},
+    }
 
 
 @pytest.mark.parametrize("world_size", [3, 4])
