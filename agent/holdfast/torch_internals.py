@@ -401,9 +401,14 @@ def give_static_reducer(ddp: DistributedDataParallel, layout: Sequence[Sequence[
 
 
 def learns_shapes(stage: Any) -> bool:
-    """Whether a PipelineStage runs its module once more in the first iteration of a process, to learn shapes."""
-    known = getattr(stage, "_user_meta", None)
-    return known is not None and (known.inputs is None or known.outputs is None)
+    """Whether a PipelineStage changes its state in the first iteration of a process, when it learns shapes.
+
+    Since torch 2.14, random numbers and buffers are put back after that.
+    """
+    if known := getattr(stage, "_user_meta", None):
+        changes = not hasattr(stage, "_pre_metadata_inference_backup")
+        return changes and (known.inputs is None or known.outputs is None)
+    return getattr(stage, "inputs_meta", ()) is None  # torch 2.6; a module has neither
 
 
 def default_store() -> Any:

@@ -11,10 +11,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
+from holdfast.torch_internals import learns_shapes
 from tests.support.training_log import bits, digest
 
 WIDTH, LAYERS, BATCH, MICROBATCHES, SAMPLES, EPOCHS = 6, 8, 8, 4, 48, 3
@@ -259,3 +260,18 @@ def restored_in_place(stage, store, **options):
     job.session.close()
     found = [each for each in said if "in no checkpoint" in each or "in no module" in each]
     return {"states": states, "restored": restored, "said": found}
+
+
+def learning(stage):
+    """One iteration without and with shapes: whether a notice is due, and what the iteration changed."""
+    found = []
+    for given in ({}, examples(0, 1)):
+        torch.manual_seed(1)
+        model = Model()
+        pipelined = PipelineStage(model, 0, 1, torch.device("cpu"), **given)
+        is_due = learns_shapes(pipelined)
+        schedule = ScheduleGPipe(pipelined, MICROBATCHES, loss_fn=loss_of)
+        schedule.step(torch.ones(BATCH, WIDTH), target=torch.ones(BATCH))
+        changed = [model.cache, model.norm.running_mean, model.norm.num_batches_tracked, torch.rand(1)]
+        found.append((is_due, [each.tolist() for each in changed]))
+    return found

@@ -25,8 +25,9 @@ from holdfast.torch_internals import learns_shapes, metadata_of, with_metadata
 
 _LEARNING = (
     "a PipelineStage without input_args and output_args runs each stage once more in the first iteration of a "
-    "process, to learn shapes. This draws random numbers and changes buffers such as those of BatchNorm, so that "
-    "losses after a resume may differ: give both, with the shapes of a microbatch"
+    "process, to learn shapes. Before torch 2.14, this changes buffers such as those of BatchNorm, and in older "
+    "releases it also draws random numbers, so that losses after a resume may differ: give both, with the shapes "
+    "of a microbatch"
 )
 Names = dict[str, list[str]]
 """Names of parameters and other entries of stages, by keyword of the session."""

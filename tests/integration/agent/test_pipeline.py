@@ -87,7 +87,7 @@ def test_an_export_has_the_stages_of_all_ranks(launcher, store, tmp_path, kind):
     if kind == "dcp":
         found = {"model": pipeline_workloads.Model().state_dict()}
         with pytest.warns(UserWarning, match="single process"):
-            dcp.load(found, checkpoint_id=target, no_dist=True)
+            dcp.load(found, checkpoint_id=target)
         found = found["model"]
     elif kind == "hf":
         found = load_file(target / "model.safetensors")
@@ -132,3 +132,9 @@ def test_a_layer_that_no_rank_has_is_named(launcher, store):
     launcher.run(2, f"{JOB}.train", store=store, until=2)
     for error in launcher.run(2, f"{JOB}.refused", store=store, how="missing"):
         assert "layers.3.bias" in error
+
+
+def test_a_notice_is_due_where_learning_shapes_changes_the_state(launcher):
+    [[(is_due, changed), (is_due_with_shapes, expected)]] = launcher.run(1, f"{JOB}.learning")
+    assert is_due == (changed != expected)
+    assert not is_due_with_shapes
