@@ -156,6 +156,8 @@ class _Reader(FileSystemReader):
 
 class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if module == "pathlib._local":  # as Python 3.13 names it
+            module = "pathlib"
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if module in _TRUSTED and "." not in name:
             found = super().find_class(module, name)
@@ -220,7 +222,7 @@ class _Import:
             empty = {key: torch.empty(metadata[key].size, dtype=metadata[key].properties.dtype) for key in shard}
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that there is one process
-                load(empty, storage_reader=reader, no_dist=True)
+                load(empty, storage_reader=reader)
             self._write({f"{self._keyword}.{names[key]}": tensor for key, tensor in empty.items()})
 
     def _shards(self, names: Mapping[str, str], size_bytes: Callable[[str], int]) -> Iterator[list[str]]:

@@ -348,7 +348,7 @@ def test_dcp_holds_as_much_in_a_file_and_in_memory_as_is_asked(made, tmp_path, m
     model_here, optimizer_here = trained(seed=1)
     state = {"model": model_here.state_dict(), "optimizer": optimizer_here.state_dict()}
     with pytest.warns(UserWarning, match="single process"):
-        dcp.load(state, checkpoint_id=target, no_dist=True)
+        dcp.load(state, checkpoint_id=target)
     same(state["model"], model.state_dict())
     for number, moments in optimizer.state_dict()["state"].items():
         same(state["optimizer"]["state"][number], moments)
