@@ -102,6 +102,11 @@ class StoreSummary(msgspec.Struct, kw_only=True, frozen=True):
     active_writers: int
     """Number of jobs that report the store now, also of those that you may not see."""
 
+    @property
+    def load(self) -> float | None:
+        """Rate of all jobs now as a share of the limit; `None` without a limit."""
+        return None if self.limit is None else self.bytes_per_second / self.limit.bytes_per_second
+
 
 class StoreInfo(StoreSummary, kw_only=True, frozen=True):
     """A store, and the jobs that write to it, those that write most first."""
@@ -110,11 +115,6 @@ class StoreInfo(StoreSummary, kw_only=True, frozen=True):
     """Jobs that you may see."""
     hidden_writers: int
     """Number of other jobs; what they write is part of the sums."""
-
-    @property
-    def load(self) -> float | None:
-        """Rate of all jobs now as a share of the limit; `None` without a limit."""
-        return None if self.limit is None else self.bytes_per_second / self.limit.bytes_per_second
 
 
 class StoreList(msgspec.Struct, kw_only=True, frozen=True):

@@ -235,11 +235,8 @@ def _facts(
     since = max(attempt.started_at if attempt else job.created_at, durable.at if durable else 0.0)
     # what a silent job does since is unknown: only `silent` is about that
     reported = min(now, job.last_contact_at)
-    free, size = None, 0
-    if durable:
-        free, size = durable.store_free_bytes, durable.payload_bytes - durable.reused_bytes
-    if disk is not None:
-        free = disk.free_bytes
+    size = durable.payload_bytes - durable.reused_bytes if durable else 0
+    free = disk.free_bytes if disk else durable.store_free_bytes if durable else None
     return JobFacts(
         job=job.name,
         project=job.project,
