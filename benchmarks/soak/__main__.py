@@ -195,6 +195,7 @@ def main() -> int:
     parser.add_argument(
         "--framework-python", type=os.path.abspath, default=sys.executable, help="one that has Accelerate"
     )
+    parser.add_argument("--stall-seconds", type=float, default=120, help="longest time without an iteration")
     parser.add_argument("--results", type=Path, help="append one JSON line for each row")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="holdfast-soak-"))

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 from benchmarks.soak.processes import Servers, Supervised
-from holdfast.client import Client, Conflict, NotFound, ServerError
+from holdfast.client import Client, Conflict, NotFound, ServerError, UnreachableError
 
 SERVER_FAULTS_UNTIL = 0.5
 """Share of the run after which the server runs undisturbed, so that its memory can be judged."""
@@ -147,7 +147,7 @@ class Orders:
         except (Conflict, NotFound, IndexError):  # such as a restore during a restore
             self.done[f"{name}, refused"] += 1
             return None
-        except ServerError:
+        except (ServerError, UnreachableError):
             self.done[f"{name}, no answer"] += 1
             return None
         self.done[name] += 1
@@ -166,7 +166,7 @@ class Orders:
                 self._client.order_training(job.kind, "continue")
             except Conflict:
                 pass  # it was not paused any more
-            except ServerError:
+            except (ServerError, UnreachableError):
                 return False
             job.is_paused = False
             return True

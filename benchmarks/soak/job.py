@@ -28,7 +28,7 @@ from torch.utils.data import Dataset
 
 import holdfast
 from holdfast.save.run import Run, RunState
-from holdfast.store.local import LocalWriter
+from holdfast.store.local import LocalStore, LocalWriter
 from tests.support.fault_injection import run_before
 
 BATCH, SAMPLES, WIDTH, ROWS = 8, 4096, 32, 20_000
@@ -138,6 +138,9 @@ class Ledger:
 
 
 def prepare_faults(folder: Path) -> None:
+    deletions = Ledger(folder / "deletions")
+    run_before(LocalStore, "delete", lambda _, job, checkpoint, attempt: deletions.write(checkpoint))
+
     def fail_if_full(*_: object) -> None:
         if (folder / "disk-full").exists():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -169,11 +172,11 @@ def prepared(work: Work, options: dict[str, Any]) -> tuple[holdfast.Session, Ite
 
 def main(kind: str, folder: Path, last: int) -> None:
     torch.set_num_threads(1)
-    prepare_faults(folder)
     work = Work(kind)
+    ledger = Ledger(folder / f"ledger-{work.rank}")
+    prepare_faults(folder)
     options = OPTIONS.get(kind, {}) if not last else {}
     session, batches = prepared(work, {"every": 10**9 if last else 20, **options})
-    ledger = Ledger(folder / f"ledger-{work.rank}")
     if work.rank == 0:
         session.observe(ledger)
     for _, points in batches:

@@ -12,12 +12,13 @@ import psutil
 from benchmarks.soak.ledger import differences
 from benchmarks.soak.processes import Supervised, marked
 from holdfast.checkpoint import restore
-from holdfast.client import Client, ServerError
+from holdfast.client import Client, ServerError, UnreachableError
 from holdfast.errors import HoldfastError
 from holdfast.store import Lineage, open_store
-from tests.support.store_invariants import leftovers
 
 EXAMPLES = 3
+NOT_OURS = ("torch", "pymp-")
+"""Prefixes of what torch, torchrun and multiprocessing leave when they are killed."""
 
 
 def job_row(job: Supervised, client: Client, stall_seconds: float) -> tuple[dict[str, Any], list[str]]:
@@ -32,7 +33,8 @@ def job_row(job: Supervised, client: Client, stall_seconds: float) -> tuple[dict
     }  # fmt: skip
     wrong = [*unlike_reference(job), *vanished(job, client), *restored_elsewhere(job)]
     wrong += [text for ledger in job.ledgers for text in ledger.lost]
-    wrong += [f"left over in its store: {name}" for name in leftovers(job.store, job.kind) if "spool" not in name]
+    left = open_store(job.store).leftovers(job.kind)
+    wrong += [f"in its store, {each.name} was {each.what}" for each in left]
     if job.stall_seconds > stall_seconds:
         wrong.append(f"no iteration for {job.stall_seconds:.0f} s")
     return row, [f"{job.kind}: {text}" for text in wrong]
@@ -61,14 +63,11 @@ def vanished(job: Supervised, client: Client) -> Iterator[str]:
             restore.verify(store, job.kind, checkpoint)
         except HoldfastError as error:
             yield f"{checkpoint} is damaged: {error}"
+    gone = set(job.ledgers[0].durable) - set((job.folder / "deletions").read_text().split()) - present
+    yield from (f"{checkpoint} was durable, is not in the store, and was not deleted" for checkpoint in gone)
     known = {row.id: row for row in every_checkpoint(client, job.kind)}
-    for checkpoint in dict.fromkeys(job.ledgers[0].durable):
-        row = known.get(checkpoint)
-        if checkpoint not in present and (row is None or row.state_name != "retired"):
-            state = "unknown to the server" if row is None else f"{row.state} ({row.reason})"
-            yield f"{checkpoint} was durable, is not in the store, and is {state}"
     for checkpoint, row in known.items():
-        if row.restorable and checkpoint not in present:
+        if (row.restorable or row.pinned) and checkpoint not in present:
             yield f"the server lists {checkpoint}, which is not in the store"
 
 
@@ -97,7 +96,7 @@ def ends_of_restores(client: Client, restores: Sequence[tuple[str, str]]) -> tup
     for job, number in restores:
         try:
             order = client.order(job, number)
-        except ServerError as error:
+        except (ServerError, UnreachableError) as error:
             wrong.append(f"{job}: restore {number}: {error}")
             continue
         states[f"{order.state}: {order.reason}" if order.reason else order.state] += 1
@@ -113,6 +112,7 @@ def left_over(folder: Path, shared_before: set[str]) -> list[str]:
     for each in processes:
         each.kill()
     psutil.wait_procs(processes, timeout=10)
-    wrong += [f"left in the temporary directory: {path.name}" for path in (folder / "tmp").iterdir()]
+    names = [path.name for path in (folder / "tmp").iterdir() if not path.name.startswith(NOT_OURS)]
+    wrong += [f"left in the temporary directory: {name}" for name in names]
     shared = {path.name for path in Path("/dev/shm").iterdir()} - shared_before
     return wrong + [f"left in /dev/shm: {name}" for name in shared if "holdfast" in name or "torch" in name]

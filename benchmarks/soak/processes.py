@@ -169,7 +169,7 @@ class Servers:
         self._server.send_signal(number)
         try:
             status = self._server.wait(60)
-            if number != signal.SIGKILL and status:
+            if status not in (0, -number):
                 self.wrong.append(f"the server ended with {status}")
         except subprocess.TimeoutExpired:
             self.wrong.append(f"the server did not end after {number.name}")
