@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from benchmarks.soak.processes import Servers, Supervised
 from holdfast.client import Client, Conflict, NotFound, ServerError, UnreachableError
 
-SERVER_FAULTS_UNTIL = 0.5
+SERVER_FAULTS_UNTIL = 0.3
 """Share of the run after which the server runs undisturbed, so that its memory can be judged."""
 SERVER_FAULTS = 4
 Action = Callable[[], bool]
@@ -51,7 +51,7 @@ class Faults:
         self._bucket_is_up = True
 
     def plan_server(self, now: float, seconds: float) -> None:
-        """Spread kills and restarts of the server over the first half."""
+        """Spread kills and restarts of the server over the first part."""
         for number in range(SERVER_FAULTS):
             share = (number + self._rng.uniform(0.2, 0.8)) / SERVER_FAULTS * SERVER_FAULTS_UNTIL
             signum = (signal.SIGKILL, signal.SIGTERM)[number % 2]
