@@ -16,6 +16,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,8 @@ class Work:
         dense = [p for name, p in self.model.named_parameters() if not name.startswith("table")]
         world_size = 1
         if kind in RANKED:
-            dist.init_process_group("gloo")
+            # a rank that restarts before the old rank 0 has ended joins its rendezvous, and waits for this long
+            dist.init_process_group("gloo", timeout=timedelta(minutes=1) if kind == "peers" else None)
             self.rank, world_size = dist.get_rank(), dist.get_world_size()
             if kind == "fsdp":
                 from torch.distributed.fsdp import fully_shard
