@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.inventory.attribute_walk import (
     CONTAINER_DEPTH,
@@ -25,13 +26,16 @@ from holdfast.inventory.attribute_walk import (
     children,
     current_value,
     describer_of,
+    is_enclosed,
     is_walked,
     parts_of_loaders,
     read_by,
     settled,
     words_of,
 )
+from holdfast.inventory.enclosed_state import PLACE, is_function
 from holdfast.inventory.missing_state import generators_referred_to
+from holdfast.inventory.script_variables import functions_of_loaders, saved_generators
 from holdfast.state.capture import PLAIN, watch_of
 from holdfast.state.references import attributes
 from holdfast.state.registry import CapturedState, Registry
@@ -100,6 +104,8 @@ class ChangingState:
         self._reports = 0
         self.wakes_at = 0
         """Iteration from which `found` is to be called; 0 while it has something to do or to say."""
+        self.compared_generators: set[int] = set()
+        """Identities of the generators among the attributes."""
         self._generators: set[int] = set()
         """Identities of the generators that are reported when training begins."""
 
@@ -124,7 +130,7 @@ class ChangingState:
                     self._unchecked |= {change.path: change for change in self._comparing.result()}
                     self._comparing = None
                     if self._unchecked and not self._may_be_held():
-                        self._check(self._states_of_variables(), set())
+                        self._check(self._states_of_variables(), self._storages())
             elif self._walk is not None:
                 self._advance(SLICE_SECONDS)
             elif iteration >= self._next and self._first is not None:
@@ -172,6 +178,12 @@ class ChangingState:
             watch_of(objects[keyword]) is None for keyword in {root.partition(".")[0] for root in self._roots()}
         )
 
+    def _storages(self) -> set[int]:
+        """Return the storages of the tensors of given modules, which every checkpoint holds."""
+        modules = self._registry.modules.values()
+        tensors = (each for module in modules for each in (*module.parameters(), *module.buffers()))
+        return {each.untyped_storage().data_ptr() for each in tensors if type(each) in PLAIN}
+
     def _states_of_variables(self) -> dict[str, Any]:
         objects = self._registry.objects.items()
         return {keyword: item.state_dict() for keyword, item in objects if isinstance(item, Variables)}
@@ -181,7 +193,23 @@ class ChangingState:
     def _new_walk(self, loaders: Collection[Any] = ()) -> AttributeWalk:
         given = self._registry.given
         known = {id(each) for each in (*given.values(), *self._registry.objects.values())}
-        return AttributeWalk(self._roots() | parts_of_loaders(loaders), known | self._generators)
+        known |= self._generators | saved_generators(loaders)
+        functions = self._functions_of_schedules() | functions_of_loaders(loaders)
+        return AttributeWalk(self._roots() | parts_of_loaders(loaders), known, functions)
+
+    def _functions_of_schedules(self) -> dict[str, Any]:
+        """Return the functions of given schedules of torch, whose `state_dict` leaves them out."""
+        left = [(k, each) for k, each in self._registry.objects.items() if isinstance(each, LRScheduler)]
+        found: dict[str, Any] = {}
+        while left:
+            path, schedule = left.pop()
+            for name, value in attributes(schedule).items():
+                values = value if type(value) in (list, tuple) else (value,)
+                inner = [each for each in values if isinstance(each, LRScheduler)]
+                left += [(f"{path}.{name}[{number}]", each) for number, each in enumerate(inner)]
+                if any(map(is_function, values)):
+                    found[f"{path}.{name}"] = list(values)
+        return found
 
     def _roots(self) -> dict[str, Any]:
         """Return the objects to compare, by keyword; of an adapter, the trainer and its callbacks."""
@@ -210,7 +238,7 @@ class ChangingState:
         ends_at = time.perf_counter() + seconds
         if not self._walk.advance(lambda: time.perf_counter() >= ends_at):
             return
-        now, self._walk = self._walk.found, None
+        now, self.compared_generators, self._walk = self._walk.found, self._walk.generators, None
         for path in self._saved_by_adapters():
             now.pop(path, None)
         first, last, self._last = self._first, self._last, now
@@ -240,9 +268,11 @@ class ChangingState:
             before, start = last.get(path), first.get(path)
             if before is None or _kind(attribute) in self._reported:
                 continue
-            if path.startswith(OF_LOADERS) and not _is_used_setting(attribute):
+            if path.startswith(OF_LOADERS) and not _is_used_setting(path, attribute):
                 continue
             was, parts = before.parts, attribute.parts
+            if _is_reseeded(was, parts) or (is_enclosed(attribute) and _has_grown(was, parts)):
+                continue
             if number == 2 and was == parts and start is not None and _is_from_data(start.parts, parts, path):
                 was = start.parts
             elif was == parts or not _matters(was.get(""), parts.get(""), number):
@@ -251,13 +281,28 @@ class ChangingState:
         return found
 
 
-def _is_used_setting(attribute: Attribute) -> bool:
+def _is_used_setting(path: str, attribute: Attribute) -> bool:
     """Whether an attribute of a dataset or collate function is a number that its code reads to give samples."""
     kind: Any = type(attribute.holder())
     value = attribute.parts.get("")
+    if is_enclosed(attribute):
+        return value is not None and value[0] in ("bool", "int", "float") and not path.endswith(f".{PLACE}")
     is_number = value is not None and value[0] in ("bool", "int", "float")
     is_set = attribute.name == "epoch" and hasattr(kind, "set_epoch")
     return is_number and not is_set and attribute.name in read_by(kind)
+
+
+def _is_reseeded(was: dict[str, Any], parts: dict[str, Any]) -> bool:
+    """Whether a script has given a generator of torch another seed, as for each iteration."""
+    one, other = was.get(""), parts.get("")
+    are_generators = one is not None and other is not None and one[0] == other[0] == "generator"
+    return are_generators and len(one) == len(other) == 3 and one[2] != other[2]
+
+
+def _has_grown(was: dict[str, Any], parts: dict[str, Any]) -> bool:
+    """Whether a list has more entries than before, as one of results has."""
+    one, other = was.get(""), parts.get("")
+    return one is not None and other is not None and one[0] == other[0] == "list" and one[1] < other[1]
 
 
 def _kind(attribute: Attribute) -> tuple[str, str]:

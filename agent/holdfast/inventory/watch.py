@@ -17,6 +17,7 @@ from holdfast.inventory.draws import DrawnBatches
 from holdfast.inventory.early_draws import EarlyDraws
 from holdfast.inventory.loop_counters import LoopCounters
 from holdfast.inventory.missing_state import missing
+from holdfast.inventory.script_variables import ScriptVariables
 from holdfast.inventory.unsaved_objects import UnsavedObjects
 from holdfast.state.registry import CapturedState, Registry
 
@@ -35,6 +36,7 @@ class Inventory:
         self._known_loaders: weakref.WeakSet[DataLoader] = weakref.WeakSet()
         self._objects = UnsavedObjects(registry, self._stepped, self._drawn_from, known, self._known_loaders)
         self._changing = ChangingState(registry)
+        self._variables = ScriptVariables(registry, lambda: self._changing.compared_generators)
         self._draws = DrawnBatches()
         self._counters, self._early = LoopCounters(), EarlyDraws()
         self._epochs: list[int] | None = None
@@ -144,6 +146,8 @@ class Inventory:
         is_known = self._drawn_from <= self._known_loaders
         if self._stepped or not is_known or self._objects.untrained.other is not None:
             messages += self._objects.found(loaders())
+        if iteration >= self._variables.wakes_at:
+            self._note(lambda: self._variables.found(iteration, loaders))
         if iteration >= self._changing.wakes_at:
             messages += [("inventory", each) for each in self._changing.found(iteration, loaders)]
         return messages
