@@ -56,7 +56,7 @@ class SignedInBrowser:
 
 
 def submit_token(page: Page) -> None:
-    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_label("Shared secret").fill(TOKEN)
     page.get_by_role("button", name="Sign in").click()
     page.wait_for_url(lambda url: "/login" not in url)
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from starlette.testclient import TestClient
+
 from holdfast_web.shared.assets import STATIC
 from holdfast_web.shared.glossary import TERMS
+from tests.support.fake_agent import FakeAgent
 
 GLOSSARY = Path(__file__).resolve().parents[3] / "docs" / "glossary.md"
 TEMPLATES = sorted(STATIC.parent.rglob("*.html"))
@@ -25,7 +28,7 @@ PLAIN = {
     "started", "state", "taken", "tensor", "this attempt", "time", "to", "total", "undo", "value", "verified",
     "vs. median",
     "a restart", "changed", "enabled", "fired", "first", "free", "full in", "jobs writing", "limit", "linked",
-    "next start", "saved", "severity", "store", "stored", "then", "wait for checkpoints", "wait for data",
+    "load", "next start", "saved", "severity", "store", "stored", "then", "wait for checkpoints", "wait for data",
     "wait for ranks", "waiting", "when", "written per hour", "written",
 }  # fmt: skip
 """Labels that need no definition."""
@@ -70,3 +73,15 @@ def test_every_term_is_on_a_page() -> None:
     states = "durable torn damaged silent"  # rendered from the data
     missing = [term for term in TERMS if normal(term) not in pages and term.lower() not in states]
     assert missing == []
+
+
+def test_a_page_has_one_name_wherever_it_is_named(client: TestClient, agent: FakeAgent) -> None:
+    job, fleet = client.get("/jobs/char-gpt").text, client.get("/").text
+    assert '<a class="button small" href="/report">Overnight report</a>' in fleet
+    assert '<a href="/jobs/char-gpt/report">overnight report</a>' in job
+    for path in ("/report", "/jobs/char-gpt/report"):
+        page = client.get(path).text
+        assert "<title>Overnight report" in page
+        assert "<h1>Overnight report</h1>" in page
+    assert '<a href="#recovery">Recovery</a>' in job
+    assert "<h2>Recovery</h2>" in client.get("/jobs/char-gpt/recovery").text

@@ -32,12 +32,12 @@ def test_the_browser_is_asked_once_and_goes_on_to_where_it_was_going(guarded: Te
 def test_a_wrong_token_is_refused_beside_the_field(guarded: TestClient) -> None:
     answer = guarded.post("/login", data={"token": "wrong", "next": "/"})
     assert answer.status_code == 401
-    assert "Wrong token." in answer.text
+    assert "Wrong shared secret." in answer.text
     assert "set-cookie" not in answer.headers
 
 
 def test_no_token_is_shown_from_a_wrong_one(guarded: TestClient) -> None:
-    assert "Enter the token." in guarded.post("/login", data={"token": " "}).text
+    assert "Enter the shared secret." in guarded.post("/login", data={"token": " "}).text
 
 
 @pytest.mark.parametrize("elsewhere", ["//evil.example", "https://evil.example", "/\\evil.example", "jobs"])

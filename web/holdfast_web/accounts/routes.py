@@ -119,7 +119,7 @@ def _shared(request: Request, db: Db, token: str, then: str, *, now: float) -> R
     except TooManySignInAttempts as refusal:
         return _refused(_login_page(request, db, then, refused=sentence(refusal)), refusal, 401)
     if not auth.matches(token):
-        refused = "Wrong token." if token.strip() else "Enter the token."
+        refused = "Wrong shared secret." if token.strip() else "Enter the shared secret."
         return _login_page(request, db, then, refused=refused).response(401)
     return signed_in(request, auth.begin_session(now=now), then)
 

@@ -30,7 +30,7 @@ class SettingsPage(View):
 class NoAccountsPage(View):
     template: ClassVar[str] = "settings/no_accounts.html"
     shared: bool
-    """Whether the server has a shared token."""
+    """Whether the server has a shared secret."""
 
 
 @dataclass(frozen=True, kw_only=True)
