@@ -86,6 +86,20 @@ def test_j_and_k_go_through_every_list(open_page: Open, served: Served, path: st
     assert page.evaluate("!document.activeElement.matches('button, summary')")
 
 
+def test_on_a_phone_the_controls_are_a_tap_away(open_page: Open, served: Served) -> None:
+    reported(served, "tapped")
+    page = open_page("/jobs/tapped", width=390)
+    expect(page.locator("#attempts table")).to_have_count(1)
+    links = page.get_by_role("link", name="Controls", exact=True)
+    expect(links.first).to_be_in_viewport()
+    links.first.click()
+    expect(page.locator("#budget")).to_be_in_viewport()
+    page.locator("#history").scroll_into_view_if_needed()
+    expect(links.first).not_to_be_in_viewport()
+    links.last.click()
+    expect(page.locator("#budget")).to_be_in_viewport()
+
+
 def test_a_skip_link_leads_to_the_controls(open_page: Open, served: Served) -> None:
     reported(served, "skipped")
     page = open_page("/jobs/skipped")
