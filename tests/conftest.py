@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import multiprocessing
 import os
 import shutil
 import signal
@@ -29,6 +30,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
 settings.register_profile("tests", deadline=None, derandomize=True)
 settings.load_profile("tests")
+# Also on Python 3.14, which has another default: loaders of the tests read classes and lambdas of test functions,
+# and each worker would import torch. Tests of other start methods name them.
+multiprocessing.set_start_method("fork")
 
 
 # What is imported and collected stays until the end: searching it for garbage takes a tenth of the time.
