@@ -108,6 +108,13 @@ def test_a_question_that_cannot_be_is_a_page_that_says_so(client: TestClient) ->
         assert client.get(f"/?{query}").status_code == 422, query
 
 
+def test_each_column_sorts(client: TestClient, agent: FakeAgent) -> None:
+    links = re.findall(r'href="(/\?sort=[^"]*)"', client.get("/").text)
+    assert len(links) >= 10
+    for link in links:
+        assert client.get(link).status_code == 200, link
+
+
 def order_in(page: str) -> list[str]:
     return re.findall(r'<tr id="job-([^"]+)"', page)
 
