@@ -13,6 +13,8 @@ from playwright.sync_api import Page, expect
 
 from holdfast.client import Client
 from holdfast.protocol.field_types import RankCheckpointTimes
+from holdfast.protocol.store_shares import StoreReport
+from holdfast.protocol.stores import NewStoreLimit
 from holdfast.protocol.wire import (
     AttemptStarted,
     Checkpoint,
@@ -30,10 +32,10 @@ JOB = "/jobs/accessible"
 POINT = "000000000400-1"
 LOOKS = [("light", 1440), ("dark", 1440), ("light", 390), ("dark", 390)]
 PAGES = [
-    "/", "/?search=nothing-like-it", "/?group=project&sort=-risk&hide=owner", "/compare",
+    "/", "/?search=nothing-like-it", "/?group=project&sort=-unsaved&hide=owner", "/compare",
     "/compare?job=accessible&job=ended&metric=loss&metric=grad_norm&smooth=0.6",
     "/?status=running&sort=overhead", "/login", "/alerts", "/alerts?state=all", "/audit",
-    "/settings", "/projects/default/alert-rules",
+    "/settings", "/stores", "/account", "/account?by=job&since=7d", "/projects/default/alert-rules",
     "/projects/default/alert-channels", "/report", f"{JOB}/report?since=7d",
     JOB, "/jobs/ended", "/jobs/unknown", f"{JOB}/plan", f"{JOB}/plan?budget=x",
     f"{JOB}/goodput?window=all", f"{JOB}/stalls", f"{JOB}/ranks", f"{JOB}/log",
@@ -70,7 +72,11 @@ def busy(served: Served) -> Served:
     agent.train(15)
     agent.pace()
     agent.train(585, nan_at=range(300, 303))
+    agent.events.append(
+        StoreReport(at=agent.at, address="s3://bucket/runs", host="node-3", writing=True, bytes_per_second=9e7)
+    )
     agent.send()
+    Client(served.url).stores.set_limit(NewStoreLimit(target="s3://bucket", limit="100MB/s"))
     agent.crash(12)
     agent.train(100)
     made = agent._checkpoint("scheduled")
