@@ -249,6 +249,8 @@ async def follow_reports(db: Database, reports: Sequence[StoreReport], *, now: f
     try:
         if db in _waiting or not await db.ask("agents", partial(are_limited, db, reports)):
             return
+        if db in _waiting:  # another report has requested it meanwhile
+            return
         _waiting.add(db)
         try:
             numbers = await db.stored(partial(_divide_next, db=db, now=now), at_once=True)

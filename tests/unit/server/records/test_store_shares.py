@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import pytest
+from sqlalchemy.orm import Session
 
 from holdfast.protocol.store_shares import StoreReport, StoreShare
 from holdfast.protocol.stores import NewStoreLimit, NewStoreWeight
@@ -175,6 +179,34 @@ def test_divisions_at_the_same_time_grant_no_more_than_the_limit_has(db: Databas
         list(threads.map(lambda job: report(db, job, wants=1), jobs))
     granted = [job for job in jobs if (found := share(db, job)) is not None and found.granted]
     assert len(granted) == 3
+
+
+def test_reports_that_arrive_while_a_division_waits_are_part_of_it(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_jobs(db)
+    set_limit(db)
+    divided, real, release = list[float](), store_shares.divide_all, threading.Event()
+
+    def divide(session: Session, *, now: float) -> dict[str, int]:
+        divided.append(now)
+        return real(session, now=now)
+
+    monkeypatch.setattr(store_shares, "divide_all", divide)
+    event = StoreReport(at=NOW, store=STORE, address=PATH)
+
+    async def report_together() -> None:
+        db.submit(lambda _: release.wait(300))  # the division waits for its turn
+        reports = [asyncio.create_task(store_shares.follow_reports(db, [event], now=NOW)) for _ in range(20)]
+        try:
+            for report in itertools.islice(asyncio.as_completed(reports, timeout=60), 19):
+                await report
+        finally:
+            release.set()
+        await asyncio.gather(*reports)
+
+    asyncio.run(report_together())
+    assert len(divided) == 1
 
 
 def test_a_weight_is_for_a_job_that_writes_there(db: Database) -> None:
