@@ -288,8 +288,9 @@ def take_inventory(session: Session, job: str, event: wire.Inventory, *, attempt
     """Apply an inventory of the store: its checkpoints are durable, and other durable ones are missing."""
     listed = set(event.checkpoints)
     known = _known(session, job, listed)
+    newest = max((ids.parse_checkpoint_id(each)[::-1] for each in listed), default=(0, 0))
     for row in known.values():
-        state, reason = _state_in(row, event, present=row.id in listed, attempt=attempt)
+        state, reason = _state_in(row, event, present=row.id in listed, newest=newest, attempt=attempt)
         if (row.attempt, row.sequence) <= (attempt, sequence):
             row.copy_place = event.copies.get(row.id)
             if state != row.state:
@@ -324,14 +325,26 @@ def _known(session: Session, job: str, listed: Collection[str]) -> dict[str, mod
 
 
 def _state_in(
-    row: models.CheckpointRecord, event: wire.Inventory, *, present: bool, attempt: int
+    row: models.CheckpointRecord, event: wire.Inventory, *, present: bool, newest: tuple[int, int], attempt: int
 ) -> tuple[str, str | None]:
+    """Return the state and its reason. `newest`: lineage and iteration of the newest checkpoint in the store."""
     if present:
         # a damaged checkpoint stays in the store
         return (row.state, row.reason) if row.state == "damaged" else (DURABLE, None)
     if row.state in (DURABLE, "damaged"):
         why = event.deleted.get(row.id)
+        if why is None and _was_retired(row, newest=newest, attempt=attempt):
+            why = f"an inference, since attempt {row.attempt} ended before it could report that"
         return "missing", f"{DELETED_BY_RETENTION}: {why}" if why else "it is no longer in the store"
     if row.state in UNDER_WAY and row.attempt < attempt:
         return "failed", ENDED
     return row.state, row.reason
+
+
+def _was_retired(row: models.CheckpointRecord, *, newest: tuple[int, int], attempt: int) -> bool:
+    """Return whether a checkpoint that is gone without a reason was deleted by retention, as far as one can know.
+
+    An attempt that was killed between a deletion and its report says nothing, and the next one lists what is left.
+    Retention deletes neither pinned checkpoints nor the newest one; a store that was emptied has an attempt 0.
+    """
+    return 0 < row.attempt < attempt and row.pinned_by is None and (row.lineage, row.iteration) < newest

@@ -143,6 +143,31 @@ def test_one_batch_may_start_an_attempt_and_list_what_it_found(killed, client):
     assert states(client) == {6: "missing", 8: "durable", 10: "durable"}
 
 
+def test_what_retention_deleted_before_the_process_was_killed_is_retired(killed, client):
+    """The attempt that deleted it could not report that, and the next one lists only what is left."""
+    killed.checkpoint(7)
+    killed.checkpoint(14)
+    client.patch(f"{JOB}/checkpoints/{checkpoint_id(7, 1)}", json={"pinned": True}).raise_for_status()
+    second = killed.restarted()
+    second.say(Inventory(at=second.at, checkpoints=[checkpoint_id(8, 1)]))
+    rows = {row["iteration"]: row for row in client.get(f"{JOB}/checkpoints").json()["checkpoints"]}
+    reason = "deleted by retention: an inference, since attempt 1 ended before it could report that"
+    assert (rows[6]["state"], rows[6]["reason"]) == ("missing", reason)
+    assert rows[7]["reason"] == rows[14]["reason"] == "it is no longer in the store"  # pinned; newer than all
+    assert "retired" in client.get(f"/jobs/char-gpt/checkpoints/{checkpoint_id(6, 1)}").text
+
+
+def test_the_running_attempt_says_itself_what_retention_deleted(agent, client):
+    agent.start()
+    agent.train(20)
+    gone, told, left = (agent.checkpoint(iteration) for iteration in (5, 10, 15))
+    agent.say(Inventory(at=agent.at, checkpoints=[left], deleted={told: "not kept by 'last 1'"}))
+    reasons = {row["id"]: row["reason"] for row in client.get(f"{JOB}/checkpoints").json()["checkpoints"]}
+    assert reasons == {
+        gone: "it is no longer in the store", told: "deleted by retention: not kept by 'last 1'", left: None,
+    }  # fmt: skip
+
+
 def test_an_inventory_says_where_copies_are(agent, client):
     here, both, behind = (checkpoint_id(number, 1) for number in (5, 10, 15))
     agent.start()
