@@ -17,7 +17,7 @@ from holdfast.checkpoint.draining import DrainResult, drain
 from holdfast.checkpoint.scrub import scrub
 from holdfast.engine import draining
 from holdfast.store import Attempt, Lineage, bucket, http_place, open_store, open_tiers
-from holdfast.store.local import LocalWriter
+from holdfast.store.local import LocalStore, LocalWriter
 from holdfast.store.records import HaltNote, newest_halt
 from holdfast.store.tiers import TwoHistories
 from tests.support import object_servers
@@ -238,6 +238,40 @@ def test_damage_on_the_local_disk_is_read_from_the_bucket_and_repaired_from_it(t
     assert scrub(tiers, "job", "000000000012-1").state == "repairable"
     assert scrub(tiers, "job", "000000000012-1", repair=True).state == "repaired"
     restore.verify(open_store(near), "job", "000000000012-1")
+
+
+def damage(store, checkpoint, file="rank-0.safetensors"):
+    """Change a byte of a file, in a directory or a bucket."""
+    with store.open_file("job", checkpoint, file) as opened:
+        data = bytearray(opened.size_bytes)
+        opened.read_into(0, memoryview(data))
+    data[-1] ^= 1
+    if isinstance(store, LocalStore):
+        (store.root / "job" / checkpoint / file).write_bytes(data)
+    else:
+        (folder,) = (each for each in store.survey("job").folders if each.checkpoint == checkpoint)
+        store.bucket.upload(f"job/{folder.path}/{file}", [data], None)
+
+
+@pytest.mark.parametrize("is_replaced", [False, True], ids=["both copies are damaged", "only the bucket is left"])
+def test_parity_that_was_drained_repairs_what_was_damaged_after_it(tmp_path, far, caplog, is_replaced):
+    """A copy in the bucket that is damaged as well repairs nothing: the parity beside the payload does."""
+    caplog.set_level(logging.INFO)
+    near, checkpoint = tmp_path / "near", "000000000012-1"
+    whole = drained(near, far, parity="4+1").run(until=13, after=after_copies(far)).crash().losses
+    behind = open_store(far)
+    damage(behind, checkpoint)
+    if is_replaced:
+        shutil.rmtree(near)
+    else:
+        damage(open_store(near), checkpoint)
+    resumed = drained(near, far, parity="4+1").run(until=13)
+    assert resumed.losses[0] == whole[12]
+    assert f"{checkpoint} was repaired in memory: rank-0.safetensors" in caplog.text
+    resumed.crash()
+    for store in [behind] if is_replaced else [open_store(near), behind]:
+        assert scrub(store, "job", checkpoint, repair=True).state == "repaired"
+        restore.verify(store, "job", checkpoint)
 
 
 def test_a_pause_is_known_on_another_machine(tmp_path, far):
