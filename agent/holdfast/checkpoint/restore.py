@@ -5,6 +5,7 @@ One module, since all of it reads a manifest and takes the same steps from there
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import logging
 import math
@@ -131,6 +132,25 @@ def find(store: Store, job: str, iteration: int) -> str:
         else "there is no earlier one"
     )
     raise NoSuchCheckpoint(f"{job} has no checkpoint at iteration {iteration:,}; {advice}", nearest)
+
+
+def explain(store: Store, job: str, checkpoint: str, error: Exception) -> Exception:
+    """Return the error of a restore, in words where the checkpoint is not in the store any more."""
+    if not isinstance(error, DamagedCheckpoint):
+        return error
+    try:
+        left = store.checkpoints(job)
+    except OSError:
+        return error
+    if checkpoint in left:
+        return error
+    iteration = parse_checkpoint_id(checkpoint)[0]
+    iterations = sorted({parse_checkpoint_id(each)[0] for each in left})
+    place = bisect.bisect(iterations, iteration)
+    near = " or ".join(f"{each:,}" for each in iterations[max(0, place - 1) : place + 1])
+    advice = f"restore iteration {near} instead" if near else "no checkpoint is left"
+    message = f"{checkpoint} is no longer in store {store.url}: retention removed it; {advice}"
+    return NoSuchCheckpoint(message, None)
 
 
 def manifest(store: Store, job: str, checkpoint: str) -> fmt.Manifest:

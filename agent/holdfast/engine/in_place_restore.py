@@ -7,7 +7,7 @@ import functools
 import logging
 import time
 
-from holdfast.checkpoint.restore import LoadedCheckpoint
+from holdfast.checkpoint.restore import LoadedCheckpoint, explain
 from holdfast.checkpoint.retention_queue import Protector
 from holdfast.checkpoint.stored_manifest import StoredManifest, read_stored
 from holdfast.distributed.ranks import Ranks, RanksLost
@@ -159,6 +159,7 @@ class InPlaceRestore:
         return True
 
     def _refuse(self, checkpoint: str, order: str | None, error: Exception) -> None:
+        error = explain(self._history.store, self._history.job, checkpoint, error)
         if not self._history.fenced:  # else the newer attempt carries out the order
             self._reporter.order(order, "failed", reason=str(error))
         self._reporter.notice("error", "restore", f"restore of {checkpoint} refused: {error}")

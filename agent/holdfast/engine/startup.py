@@ -348,6 +348,7 @@ class Startup:
         except Exception as error:  # a failed order must not keep the job from starting
             if loaded is None and isinstance(error, OSError):
                 raise  # the store is unavailable; a later boundary may carry out the order
+            error = restore.explain(self._history.store, self._history.job, order.checkpoint, error)
             self._reporter.order(order.id, "failed", reason=str(error))
             return None
         left = left if left != order.checkpoint else None

@@ -637,6 +637,32 @@ def test_an_order_to_a_damaged_checkpoint_fails_and_training_goes_on_untouched(s
     assert trainer.session.lineage == 1
 
 
+GONE = "000000000006-1 is no longer in store {}: retention removed it; restore iteration 3 or 9 instead"
+
+
+def test_an_order_to_a_checkpoint_that_retention_removed_names_what_can_be_restored(store, linked):
+    def operator(trainer):
+        if trainer.session.iteration == 10:
+            trainer.session.wait()
+            LocalStore(store).delete("job", checkpoint_id(6, 1), 1)
+            order(trainer, 6)
+
+    trainer = Trainer(store, **linked).run(until=11, after=operator).crash()
+    failed = trainer.link.of(protocol.OrderStateChange)[-1]
+    assert (failed.state, failed.reason) == ("failed", GONE.format(store))
+
+
+def test_an_order_of_the_start_to_a_checkpoint_that_retention_removed_names_what_can_be_restored(store, linked):
+    Trainer(store).run(until=10).crash()
+    LocalStore(store).delete("job", checkpoint_id(6, 1), 1)
+    wanted = RestoreOrder(id="o", checkpoint=checkpoint_id(6, 1), fence=1)
+    FakeServerConnection.first = Desired(version=5, latest_attempt=1, restore=wanted)
+    trainer = Trainer(store, **linked)
+    assert trainer.session.resume() == 9
+    trainer.crash()
+    assert moves_of(trainer) == [("failed", GONE.format(store))]
+
+
 def test_a_restore_without_room_for_the_safety_checkpoint_is_refused(store, linked, uninterrupted, monkeypatch):
     def operator(trainer):
         if trainer.session.iteration == 7:
