@@ -15,7 +15,7 @@ import holdfast
 from holdfast.checkpoint import reading, restore
 from holdfast.checkpoint.forking import fork
 from holdfast.checkpoint.retention_queue import Protector
-from holdfast.engine import boundary, startup
+from holdfast.engine import boundary, coordination, startup
 from holdfast.engine.in_place_restore import CheckpointToRestore
 from holdfast.engine.operator import MAX_TRIES
 from holdfast.protocol import wire as protocol
@@ -29,6 +29,7 @@ from holdfast.server_link.http_client import RequestFailed
 from holdfast.store import Lineage, Pins, newest_pins, open_store
 from holdfast.store.local import LocalStore, LocalWriter
 from holdfast.system import supervisor_channel, supervisor_files
+from holdfast.system.preemption import PreemptionHandler
 from tests.support.edited_manifests import decode_manifest, encode_manifest
 from tests.support.eventually import eventually
 from tests.support.fake_server_connection import FakeAgentClient, FakeServerConnection
@@ -810,6 +811,33 @@ def test_sigterm_saves_without_waiting_for_retention(store, monkeypatch, linked)
     assert ended.value.code == 143
     notices = [each.message for each in session._reporter.link.of(protocol.Notice) if each.code == "preempted"]
     assert notices == ["SIGTERM received; ending after iteration 4: saved as 000000000004-1"]
+
+
+def test_a_final_checkpoint_that_is_not_durable_within_the_grace_period_is_given_up(store, monkeypatch, linked):
+    model, optimizer, session = session_of(store, **linked)
+    released, real = threading.Event(), LocalWriter.write
+    try:
+        iterate(model, optimizer, session)
+        session.wait(300)
+
+        def write(self, *arguments, **options):
+            assert released.wait(300)
+            return real(self, *arguments, **options)
+
+        monkeypatch.setattr(LocalWriter, "write", write)
+        monkeypatch.setattr(PreemptionHandler, "grace_left_seconds", 0.05)
+        monkeypatch.setattr(coordination, "FACTOR", 0.0)  # it begins, however long the one before it took
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(SystemExit) as ended:
+            iterate(model, optimizer, session)
+        notices = [e.message for e in session._reporter.link.of(protocol.Notice) if e.code == "preempted"]
+        assert committed(store, "m") == [1]
+    finally:
+        session._preemption.cancel()  # or the end of the grace would end this process
+        released.set()
+        session.close()
+    assert ended.value.code == 143
+    assert notices == ["SIGTERM received; ending after iteration 2: the checkpoint was not durable in time"]
 
 
 def test_what_a_restore_asks_for_while_retention_runs_is_not_deleted(store, monkeypatch):
