@@ -1,4 +1,4 @@
-"""Holdfast: checkpoints that cost next to nothing, and any iteration back at one click.
+"""Holdfast: checkpoint PyTorch training within an overhead budget, and restore any iteration.
 
     session = holdfast.Session("char-gpt", model=model, optimizer=optimizer)
     loader = holdfast.DataLoader(dataset, batch_size=64, shuffle=True, seed=1)

@@ -15,7 +15,7 @@ import torch
 from holdfast import cuda
 
 KINDS = ("cuda", "xpu")
-"""Kinds of devices that copy beside training. Tensors on others are copied while training waits."""
+"""Device kinds that copy while training continues. Tensors on others are copied while training waits."""
 
 
 def module_of(kind: str) -> Any:
@@ -28,7 +28,7 @@ def is_accelerator(device: torch.device) -> bool:
 
 
 def modules_in_use() -> dict[str, Any]:
-    """Return the modules of the kinds that this process uses, without a first use of any."""
+    """Return the modules of the device kinds that this process uses, without initializing any."""
     return {kind: module for kind in KINDS if (module := module_of(kind)).is_initialized()}
 
 
@@ -38,7 +38,7 @@ def are_in_use() -> bool:
 
 
 def is_capturing() -> bool:
-    """Whether the current stream of this thread is captured as a graph: it executes nothing then."""
+    """Whether the current stream of this thread is being captured as a graph, so that it executes nothing."""
     modules = [each for each in modules_in_use().values() if hasattr(each, "is_current_stream_capturing")]
     return any(module.is_current_stream_capturing() for module in modules)
 
@@ -55,7 +55,7 @@ def is_here(device: torch.device) -> bool:
 
 
 def sleeping_event(kind: str) -> Any:
-    """Return an event whose waiting thread sleeps, where the kind of device offers that."""
+    """Return an event whose waiting thread sleeps, if the kind of device supports that."""
     return module_of(kind).Event(**(cuda.SLEEPING if kind == "cuda" else {}))
 
 

@@ -12,7 +12,7 @@ Alerts are in `client.alerts`, users and keys in `client.accounts`, requests tha
 Every method raises `ServerError`, or a subclass that says why, if the server rejects the request, and
 `UnreachableError` if no server answers.
 
-One module, since a reader looks for what can be asked about a job in one class.
+One module, since users look up all requests about a job in one class.
 """
 
 from __future__ import annotations
@@ -356,7 +356,7 @@ class Client:
         return self._http.fetch(RankTimes, "GET", "/jobs/{job}/ranks", job, query={"window": window})
 
     def recovery(self, job: str) -> Recovery:
-        """Return where the job would go on from if it ended now. Raises NotFound."""
+        """Return where the job would resume if it ended now. Raises NotFound."""
         return self._http.fetch(Recovery, "GET", "/jobs/{job}/recovery", job)
 
     def forks(self, job: str) -> ForkFamily:

@@ -40,7 +40,7 @@ DEFAULT_KEEP = 12
 MOST_LABEL = 64
 """Characters."""
 DEFAULT_GRACE_SECONDS = 30.0
-"""Between SIGTERM and SIGKILL, where nothing else is set: that of Kubernetes and of Slurm."""
+"""Default time between SIGTERM and SIGKILL, that of Kubernetes and Slurm."""
 HOST_STATES = ("auto", "copy", "fork")
 FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
@@ -281,10 +281,10 @@ class Config:
     )
     on_trouble: OnTrouble = setting(
         OnTrouble(),
-        "what the job does when its loss is not finite, or has risen and stays up: `restore` the "
-        "[last good checkpoint](operating.md#restore-without-an-operator) and leave out the data of that time, at "
-        "most twice in 1,000 iterations, or `restore 3 in 2000`; `observe` reports what it would do. After the "
-        "last restore, `restore 3 in 2000 then pause` pauses training, and `then end` ends it",
+        "what the job does when its loss is not finite, or rises and does not recover: `restore` the "
+        "[last good checkpoint](operating.md#restore-without-an-operator) and leave out the data of those "
+        "iterations, at most twice in 1,000 iterations, or `restore 3 in 2000`; `observe` reports what it would "
+        "do. After the last restore, `restore 3 in 2000 then pause` pauses training, and `then end` ends it",
         parse_on_trouble,
         shown="`off`",
     )
@@ -303,9 +303,9 @@ class Config:
 
     @classmethod
     def from_arguments_and_environment(cls, **arguments: Any) -> Self:
-        """Read these settings: what is None comes from the environment, else it is the default.
+        """Read the settings: for `None`, the environment variable applies, else the default.
 
-        ValueError names a setting that makes no sense, and the variable where it came from one; TypeError one that
+        ValueError names an invalid setting, and its variable if it came from one; TypeError names a setting that
         was given an object to checkpoint.
         """
         for name, value in arguments.items():
@@ -382,7 +382,7 @@ def misspelled_variables(names: Iterable[str]) -> list[str]:
 
 
 def environment_notices(names: Iterable[str]) -> list[tuple[Literal["info", "warning"], str, str]]:
-    """Return level, code and text of what the environment variables `names` change unlike settings, or fail to."""
+    """Return notices (level, code, text) about variables that switch strategies off or have no effect."""
     off, unknown = disabled.describe(policy_names())
     return [
         *(("warning", "environment", each) for each in misspelled_variables(names)),
@@ -413,7 +413,7 @@ def _is_object(value: Any) -> bool:
 
 
 def named_objects(state: Mapping[str, Any] | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """The objects of a session by name. TypeError or ValueError names one that cannot have been meant as such."""
+    """Return the objects of a session by name. TypeError or ValueError names an invalid one."""
     if not isinstance(state, Mapping | None):
         raise TypeError(
             f'state={type(state).__name__}: give names and objects, as in state={{"policy": policy_net}}'

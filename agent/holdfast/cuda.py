@@ -12,7 +12,7 @@ SLEEPING = {"blocking": True}
 
 
 def register(address: int, size_bytes: int) -> str | None:
-    """Pin host memory for copies from the current device; return why it failed, `None` where it did not."""
+    """Pin host memory for copies from the current device; return why it failed, or `None`."""
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     error = runtime.cudaHostRegister(address, size_bytes, 0)
     if int(error) == 0:
@@ -23,5 +23,5 @@ def register(address: int, size_bytes: int) -> str | None:
 
 
 def unregister(address: int) -> None:
-    """End a registration, before its memory is unmapped: later copies would go to the old pages of the address."""
+    """Unregister memory before it is unmapped; later copies would otherwise go to the old pages of the address."""
     torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
 """Strategies that `HOLDFAST_DISABLE=planes,parity` switches off in production, without a change of the script.
 
-What was written with a strategy that is disabled now can still be read.
+Checkpoints that were written with a disabled strategy can still be read.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class UnknownFormat(HoldfastError):
 
 
 class IncompatibleCheckpoint(HoldfastError):
-    """A sound checkpoint that does not fit an object of this session; `keyword` is that of the object."""
+    """A sound checkpoint that does not fit an object of this session; `keyword` names the object."""
 
     def __init__(self, message: str, keyword: str | None = None) -> None:
         super().__init__(message)

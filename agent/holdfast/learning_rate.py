@@ -21,14 +21,14 @@ MOST_CLIPPED = 1e30
 def scale_learning_rate(
     optimizer: Optimizer, name: str = "lr_scale", *, low: float = LOW, high: float = HIGH
 ) -> None:
-    """Multiply the learning rates of an optimizer by a value that operators change: 1 until they do.
+    """Multiply the learning rates of an optimizer by a value that operators can change; it starts at 1.
 
     A hook before each step of the optimizer scales them, and one after it puts them back: schedulers, checkpoints
     and logs see the script's own. The session is the open one that checkpoints the optimizer, or the only one. A
     step that a CUDA graph captures is not scaled.
 
     Args:
-        optimizer: before or after the session is created.
+        optimizer: the optimizer to scale; call this before or after the session is created.
         name: the value, as for `session.value`.
         low: least scale.
         high: largest scale.

@@ -1,6 +1,6 @@
 """Retention rules, and the checkpoints that they remove. Pure functions without torch.
 
-One module, since a rule is its text, its parser and its choice.
+One module, since each rule consists of its text, its parser and its selection.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RULES = {
     "12 by progress": "12, dense where the loss fell fast",
     "best 3 by val_loss": "the 3 with the smallest values of a metric",
     "best 1 by max accuracy": "the one with the largest value",
-    "size 200GB": "the most bytes of those that the others keep",
+    "size 200GB": "at most so many bytes of what the other rules keep",
 }
 """An example of each rule, and what it keeps, for messages, the command line and the dashboard."""
 _USAGE = f"use {', '.join(RULES)}, or several of these separated by commas"
@@ -332,7 +332,7 @@ def _milestones(order: Iterable[str], every: int) -> set[str]:
 def _best(order: list[str], rule: BestRule, metrics: Mapping[str, Mapping[str, LoggedMetric]]) -> set[str]:
     """Return the checkpoints with the best values, one for each time that the metric was logged.
 
-    A metric that is logged seldom has the same value at several checkpoints. The first of them counts, since its
+    A metric that is logged rarely has the same value at several checkpoints. The first of them counts, since its
     state is nearest to the one that was measured; on the newest lineage, where several passed it. Of equal values
     the newer are better. While none has a value, the newest are kept in their place.
     """

@@ -1,6 +1,6 @@
 """`Session`: the public object of a training loop. It builds the components and delegates to them.
 
-One module, since its only class is what a user reads as one.
+One module, since users read this class as one document.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ OPEN_SESSIONS: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 class Session:
-    """Checkpoints a training loop, resumes it where it ended, and carries out requests of operators.
+    """A session that checkpoints a training loop, resumes it where it stopped, and carries out requests of
+    operators.
 
     Args:
         job: the job's name, under which its checkpoints and its history are kept.
@@ -99,17 +100,17 @@ class Session:
             for it. Default: HOLDFAST_RESTORABLE_IN_PLACE, else detected.
         on_trouble: "restore" the last good checkpoint without the data of that time when the loss is wrong, or
             "observe". Default: HOLDFAST_ON_TROUBLE, else "off".
-        state: further objects to checkpoint, under any names: {"policy": policy_net}, whose keyword is a setting.
-        keep_settings: what `keep` is called with, for adapters, which resume on their own: {"optimizer": "lr"}, or
+        state: more objects to checkpoint, also under the names of settings: {"policy": policy_net}.
+        keep_settings: arguments for `keep`, for adapters that call `resume` themselves: {"optimizer": "lr"}, or
             {"ema": None} for the object itself.
-        **objects: what makes up the training state, by keyword: model, optimizer, scheduler, scaler …
+        **objects: the objects that make up the training state, by keyword: model, optimizer, scheduler, scaler …
             Anything with `state_dict` and `load_state_dict`, and random generators of torch, NumPy and Python.
 
     Raises:
-        TypeError: an object has no state_dict, or one that cannot be stored, or is given as a setting; names the
+        TypeError: an object has no state_dict, cannot be stored, or is passed as a setting; the message names the
             keyword.
-        ValueError: a job name, store, budget, interval or policy that makes no sense; or this is one of several
-            ranks, and torch.distributed is not set up yet.
+        ValueError: a job name, store, budget, interval or policy is invalid; or this is one of several ranks, and
+            torch.distributed is not initialized.
 
     The loop runs under `session.batches(...)`, or calls `session.resume()` and draws its own batches; each
     iteration ends with `session.step()`. Not thread-safe: use it from the thread that trains.
@@ -266,7 +267,7 @@ class Session:
             UnknownFormat: a newer Holdfast wrote it.
             OSError: the store could not be read for half a minute.
             RanksLost: another rank of this job is gone.
-            SystemExit: the job is paused as it was before, and then ended as by `step`.
+            SystemExit: the job was paused before this start, and ends while it is still paused, as in `step`.
         """
         if self._lifecycle.state is Life.STARTING:
             self._boundary.resume()
@@ -275,9 +276,9 @@ class Session:
     def keep(self, /, *objects: str, **settings: str | Iterable[str]) -> None:
         """Keep settings or objects of the script that the checkpoint would replace. Call it before `resume`.
 
-        `session.keep(optimizer="weight_decay", scheduler=["T_max"])` trains on with the script's settings; a
-        schedule goes to where it would be if it had had them from the start. `session.keep("ema")` also resumes
-        from a checkpoint that lacks `ema` or does not fit it: it starts as the script made it.
+        `session.keep(optimizer="weight_decay", scheduler=["T_max"])` continues with the script's settings; a
+        schedule moves to the position that it would have reached with them. `session.keep("ema")` also resumes
+        from a checkpoint that lacks `ema` or does not fit it: `ema` starts as the script created it.
 
         Raises:
             ValueError: an unknown keyword or setting, named with those that there are; or the session has resumed.
@@ -288,13 +289,13 @@ class Session:
         self._training.registry.keep(objects, names)
 
     def batches(self, loader: Iterable[Any], epochs: int | None = 1) -> Iterator[Any]:
-        """Resume, and return an iterator over the batches of `epochs` epochs in all, from the current position.
+        """Resume, and return an iterator over the batches of `epochs` epochs in total, from the current position.
 
         The state is restored when this returns. The iterator follows restores in place. With `None` it never ends,
         for a loop that counts iterations: `batch = next(batches)`.
 
         Raises:
-            ValueError: while iterating: an epoch has no batch, which with `None` would repeat for ever.
+            ValueError: while iterating: an epoch has no batch, which with `None` would repeat forever.
             The errors of `resume`.
         """
         self.resume()
@@ -370,7 +371,7 @@ class Session:
         """Annotate an iteration on the job's timeline, as in `session.annotate("new data")`.
 
         It counts as one of the 2,000 marks. Only the call on rank 0 counts. `text` has at most 300 characters;
-        `iteration` is a finished one, or `None` for the last, as a later one is.
+        `iteration` is a finished iteration; `None`, or a later iteration, means the last one.
         """
         self._reporter.mark(text, {}, iteration)
 
@@ -401,9 +402,9 @@ class Session:
     ) -> ScalarT:
         """Return the value in force for this iteration: `default`, until an operator changes it.
 
-        Call it in the loop. All ranks change it at the same iteration, and it is part of what checkpoints hold.
-        Changes to another type than that of `default`, beyond the bounds, or to what is not among the choices are
-        refused; the first call decides on them. ValueError: the arguments make no sense.
+        Call it in the loop. All ranks change it at the same iteration, and it is part of what checkpoints hold. A
+        change is rejected if it has another type than `default`, is outside the bounds, or is not one of the
+        choices; the first call sets these rules. ValueError: the arguments are invalid.
         """
         return cast("ScalarT", self._boundary.values.value(name, default, low, high, choices))
 
@@ -418,14 +419,14 @@ class Session:
         """Wait until no checkpoint is in progress; return the outcomes of those that ended since the last call.
 
         `session.checkpoint()`, `session.step()` and `session.wait()` leave the state of that iteration durable, or
-        say why it is not. The time counts as a wait for a checkpoint. With several ranks each may wait by itself,
-        between two steps.
+        say why it is not. The time counts as a wait for a checkpoint. With several ranks, each rank may call it
+        independently, between two steps.
 
         Args:
-            timeout: seconds; `None` waits for as long as it takes.
+            timeout: seconds; `None` waits without a limit.
 
         Returns:
-            The outcomes on this rank, oldest first, at most the last 1,000, with those that could not begin.
+            The outcomes on this rank, oldest first, at most the last 1,000, including those that could not begin.
 
         Raises:
             TimeoutError: a checkpoint is still in progress.
@@ -433,13 +434,14 @@ class Session:
         with self._meter.clock.stalled("snapshot_wait"):
             settled = self._saver.wait_settled(timeout)
         if not settled:
-            raise TimeoutError(f"session.wait: a checkpoint is still under way after {timeout:g} s")
+            raise TimeoutError(f"session.wait: a checkpoint is still in progress after {timeout:g} s")
         return self._saver.reports.outcomes()
 
     def every(self, interval: int | str | timedelta | None) -> None:
         """Take a checkpoint every `interval` iterations, or every "10min"; `None` returns to the policy.
 
-        A time begins with the last checkpoint. ValueError: neither a whole number from 1 nor a time above 0.
+        A time begins with the last checkpoint. ValueError: `interval` is neither a whole number of at least 1 nor
+        a time above 0.
         """
         self._operator.fix_interval(parse_every(interval) if interval is not None else None)
 
@@ -458,12 +460,12 @@ class Session:
 
         Args:
             skip_batches: batches of the loader in `session.batches` to leave out after it, on each rank.
-            skip_to: or leave out those of all iterations up to this one.
+            skip_to: instead, leave out the batches of all iterations up to this one.
             loader: number of that loader, from 0 in the order of first use, if there are several.
 
         Raises:
             NoSuchCheckpoint: that iteration has no checkpoint; the error names the nearest earlier one.
-            ValueError: what is to be left out makes no sense.
+            ValueError: the data to leave out is invalid.
         """
         skip = orders.skip_of(skip_batches, skip_to, iteration, loader)
         if not self._ranks.leads:
@@ -475,7 +477,8 @@ class Session:
     def on_restored(self, callback: Callable[[int, int], object]) -> None:
         """Call `callback(iteration, lineage)` after a resume from a checkpoint and after each restore in place.
 
-        On the training thread; at once if the job has resumed already. An exception is logged; training continues.
+        It runs on the training thread, and immediately if the job has already resumed. An exception is logged;
+        training continues.
         """
         self._boundary.restore_callbacks.add(callback)
 
@@ -507,7 +510,7 @@ class Session:
         return self._boundary.restore_callbacks.began_at, self._boundary.restore_callbacks.ended_at
 
     def notice(self, level: Literal["info", "warning", "error"], code: str, message: str) -> None:
-        """Show a message in the log and among the notices of the job's page."""
+        """Show a message in the log and among the notices on the job's page."""
         self._reporter.notice(level, code, message)
 
     def wait_copied(self) -> None:
@@ -539,8 +542,8 @@ class Session:
     def call_together(self, call: CollectiveCall) -> None:
         """Make a call on all ranks at the same boundary, whenever rank 0 says that it is due.
 
-        For calls that need every rank, such as a report to a launcher. All ranks give theirs before the first
-        iteration; only one such call is kept.
+        For calls that need every rank, such as a report to a launcher. All ranks must register theirs before the
+        first iteration; only one is kept.
         """
         self._boundary.call_together(call)
 
@@ -586,6 +589,6 @@ class Session:
         life.close(self.job, parts)
 
     def close_at_exit(self) -> None:
-        """Close the session as at the exit of the interpreter, with the error that ends it, if one does."""
+        """Close the session as at interpreter exit, with the error that ended the script, if any."""
         error = getattr(sys, "last_value", None)
         self._close(ending_of(type(error) if error is not None else None))

@@ -1,6 +1,6 @@
 """All private torch API that Holdfast uses, with a fallback for each.
 
-One module, since this is the place to look when a new version of torch appears.
+One module, since this is the place to check when a new version of torch appears.
 No other module of the agent uses a name of torch that begins with an underscore; a test enforces that. An entry of
 `PRIVATE_APIS` says what is used, on which versions it was checked and what is missing without it. `supported`
 looks for the names themselves, so unchecked versions of torch that have them work as well.
@@ -92,7 +92,7 @@ DDP_PARAMETERS = PrivateApi(
     "the parameters that DistributedDataParallel reduces",
     ("_get_ddp_logging_data",),
     lambda: DistributedDataParallel,
-    "what DistributedDataParallel keeps the same on all ranks is stored by each of them",
+    "each rank stores its own copy of what DistributedDataParallel keeps equal on all ranks",
 )
 DDP_BUCKETS = PrivateApi(
     "the buckets of DistributedDataParallel",
@@ -101,7 +101,7 @@ DDP_BUCKETS = PrivateApi(
     "on three ranks or more the losses after a resume may differ in their last bits",
 )
 DDP_REDUCER = PrivateApi(
-    "the making of a DistributedDataParallel's reducer",
+    "the function that creates the reducer of DistributedDataParallel",
     (
         "_build_params_for_reducer",
         "_build_debug_param_to_name_mapping",
@@ -112,16 +112,16 @@ DDP_REDUCER = PrivateApi(
     "on three ranks or more, with static_graph, the losses after a resume may differ in their last bits",
 )
 DTENSOR_CHUNKS = PrivateApi(
-    "the place of a DTensor's local part",
+    "the position of a DTensor's local shard",
     ("__create_chunk_list__",),
     _dtensor,
     "checkpoints of sharded tensors are refused",
 )
 MESH_ROOT = PrivateApi(
-    "the mesh that a DeviceMesh is cut from",
+    "the parent mesh of a DeviceMesh",
     ("_get_root_mesh",),
     _device_mesh,
-    "checkpoints of tensors that are sharded over a part of a mesh are refused",
+    "checkpoints of tensors that are sharded over a submesh are refused",
 )
 DEFAULT_STORE = PrivateApi(
     "the store of the default process group",
@@ -139,7 +139,7 @@ LOADER_ITERATORS = PrivateApi(
     "the iterators of a DataLoader",
     ("__next__",),
     lambda: torch.utils.data.dataloader._BaseDataLoaderIter,
-    "a script that draws its batches from a DataLoader of torch itself is not warned",
+    "a script that draws its batches directly from torch's DataLoader gets no warning",
 )
 _after_batches: list[Callable[[], None]] = []
 """Functions to call after each batch of a DataLoader."""
@@ -168,7 +168,7 @@ version_of = operator.attrgetter("_version")
 
 
 def never_compiled(function: F) -> F:
-    """Have torch.compile run a function, and what it calls, as they are.
+    """Exclude a function, and what it calls, from torch.compile.
 
     For finalizers: garbage is collected in the middle of compiled functions as well, and everything that they call
     would be traced, with warnings. Unlike `torch.compiler.disable`, this does not import the compiler.

@@ -74,7 +74,7 @@ def test_a_wait_ends_after_its_timeout_and_counts_as_one_for_a_checkpoint(
         session.resume()
         monkeypatch.setattr(Files, "write", late)
         iterate(model, optimizer, session)
-        with pytest.raises(TimeoutError, match=r"session\.wait: a checkpoint is still under way after 0\.05 s"):
+        with pytest.raises(TimeoutError, match=r"session\.wait: a checkpoint is still in progress after 0\.05 s"):
             session.wait(0.05)
         goes_on.set()
         assert [outcome.is_durable for outcome in session.wait(300)] == [True]
