@@ -48,7 +48,7 @@ app = typer.Typer(
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 _COMMAND_LAST = {"allow_interspersed_args": False}
 _MINUS_IS_A_VALUE = {"ignore_unknown_options": True}
-"""For commands that take numbers: `budget -1` is out of range, not an unknown option."""
+"""Context settings of commands that take numbers: `budget -1` is out of range, not an unknown option."""
 
 _TRAINING, _OPERATING, _STORES = "Training", "Operating a job", "Without a server"
 _SERVER = "On the server's machine"
@@ -70,13 +70,21 @@ class _PlainCommand(_PlainHelp, TyperCommand): ...
 class _PlainGroup(_PlainHelp, TyperGroup): ...
 
 
+def _exit_codes_after(command: Any) -> str | None:
+    """Return what to add to a command's help, unless its docstring explains exit codes or it has none."""
+    text = command.__doc__ or "" if command is not None else ""
+    return EXIT_CODES if text and "exit code" not in text else None
+
+
 def _with_plain_help(commands: typer.Typer) -> typer.Typer:
     for command in commands.registered_commands:
         command.cls = _PlainCommand
+        command.epilog = _exit_codes_after(command.callback)
     for info in (commands.info, *commands.registered_groups):
         info.cls = _PlainGroup
     if commands.registered_callback is not None:
         commands.registered_callback.cls = _PlainGroup
+        commands.registered_callback.epilog = _exit_codes_after(commands.registered_callback.callback)
     for group in commands.registered_groups:
         _with_plain_help(cast("typer.Typer", group.typer_instance))
     return commands
@@ -137,7 +145,9 @@ for _name, _summary in (
 _Hang = Annotated[
     float,
     typer.Option(
-        min=0, metavar="N", help="Restart a trainer after N usual iteration times without an iteration; 0: never."
+        min=0,
+        metavar="N",
+        help="Restart a trainer that finishes no iteration for N typical iteration times; 0: never.",
     ),
 ]
 _Stay = Annotated[
@@ -151,7 +161,7 @@ _Stay = Annotated[
 _LeaveHost = Annotated[
     int,
     typer.Option(
-        min=0, metavar="N", help="End with status 76 after N faults of this host's hardware in 24 h; 0: never."
+        min=0, metavar="N", help="Exit with status 76 after N hardware faults of this host in 24 h; 0: never."
     ),
 ]
 
@@ -176,7 +186,7 @@ def run(
         typer.Option(min=1, metavar="N", help="Give up after this many starts in a row without a new iteration."),
     ] = 5,
     grace: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="How long the trainer may take to end after a signal.")
+        float, typer.Option(min=0, metavar="SECONDS", help="How long the trainer may take to exit after a signal.")
     ] = 30.0,
     hang: _Hang = 50.0,
     stay: _Stay = "failure",
@@ -191,16 +201,16 @@ def run(
 ) -> None:
     """Run a training command, and restart it after a crash; it resumes from its newest checkpoint.
 
-    The command restarts after any signal and any exit status but 0: first at once, then with growing delays. The
-    supervisor gives up after 5 starts in a row (--starts) without a new iteration, and at once if the command
-    cannot start, or an import or its syntax fails before the first iteration. Ctrl-C and SIGTERM go to the
-    trainer; a second one, two or more seconds later, kills the trainer and its processes. The exit code is the
+    The command restarts after any signal and any exit status except 0: first immediately, then with increasing
+    delays. The supervisor gives up after 5 starts in a row (--starts) without a new iteration, and immediately if
+    the command cannot start, or an import or its syntax fails before the first iteration. Ctrl-C and SIGTERM go to
+    the trainer; a second one, two or more seconds later, kills the trainer and its processes. The exit code is the
     trainer's; if a signal to this process ended a trainer that exits with 1, as torchrun does, the exit code is
     128 + the signal.
 
-    A hung trainer (no iteration for 50 usual iteration times and at least 10 minutes) is killed and restarted; the
-    stacks of all ranks are first recorded on the job's timeline. After giving up, the supervisor keeps running if
-    a server is configured and waits for a restore request (--stay never turns this off).
+    A hung trainer (no iteration for 50 typical iteration times and at least 10 minutes) is killed and restarted;
+    the stacks of all ranks are first recorded on the job's timeline. After giving up, the supervisor keeps running
+    if a server is configured and waits for a restore request (--stay never turns this off).
 
     The supervisor holds the newest snapshot in its memory. When the trainer dies, the supervisor makes the
     snapshot durable, and the next start resumes from it without reading the store (--no-memory-tier turns this

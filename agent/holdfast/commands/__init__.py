@@ -1,1 +1,1 @@
-"""The commands of `holdfast`, one module for each thing that they are about."""
+"""The commands of `holdfast`, one module for each subject."""

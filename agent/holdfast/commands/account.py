@@ -22,7 +22,7 @@ SHOWN = 20
 def account(
     client: Client,
     since: Annotated[AccountWindow, typer.Option("--since", help="The window, which ends now.")] = "24h",
-    by: Annotated[AccountKey, typer.Option("--by", help="What rows are summed by.")] = "project",
+    by: Annotated[AccountKey, typer.Option("--by", help="What to group rows by.")] = "project",
     project: Annotated[
         str | None, typer.Option("--project", metavar="PROJECT", help="Only jobs of this project.")
     ] = None,
@@ -44,7 +44,7 @@ def account(
         print_json(found)
         return
     if found.accounted_at is None and not found.rows:
-        say("No sums yet: the server makes them every 5 minutes.")
+        say("No figures yet: the server computes them every 5 minutes.")
         return
     say(f"{_stamp(found.begins_at)} to {_stamp(found.accounted_at or found.ends_at)}: {headline(found)}")
     _print_rows(found)

@@ -71,7 +71,7 @@ def alerts(
 @app.command()
 @with_client
 def show(client: Client, alert: Number, json: Json = False) -> None:
-    """Show an alert with its course: states, comments, and the messages that were sent.
+    """Show an alert with its history: states, comments, and the messages that were sent.
 
     Example: holdfast alerts show 7
     """
@@ -126,18 +126,20 @@ def channels(client: Client, project: Project = None, json: Json = False) -> Non
 @with_client
 def route(
     client: Client,
-    channel: Annotated[str, typer.Argument(metavar="CHANNEL", help="Its id, as in `holdfast alerts channels`.")],
+    channel: Annotated[
+        str, typer.Argument(metavar="CHANNEL", help="The channel's id, as in `holdfast alerts channels`.")
+    ],
     owner: Annotated[
-        str | None, typer.Option("--owner", help="Pattern of the owners of jobs, as in ada-*; '' for any.")
+        str | None, typer.Option("--owner", help="Pattern for the owners of jobs, as in ada-*; '' for any.")
     ] = None,
     label: Annotated[
         list[str] | None,
-        typer.Option("--label", metavar="NAME=VALUE", help="Pattern of a label of jobs; repeat it. '' for any."),
+        typer.Option("--label", metavar="NAME=VALUE", help="Pattern for a label of jobs; repeatable. '' for any."),
     ] = None,
     project: Project = None,
     json: Json = False,
 ) -> None:
-    """Change the jobs whose alerts a channel receives: all of the options must match.
+    """Change which jobs' alerts a channel receives: a job must match all options.
 
     Example: holdfast alerts route 5f0c --owner ada --label team=nlp
     """

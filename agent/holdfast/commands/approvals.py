@@ -1,4 +1,4 @@
-"""Commands about protected jobs: protect, and approve or decline what is asked of them."""
+"""Commands about protected jobs: protect, approve and decline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from holdfast.commands.console import fail, print_or_json, with_client
 from holdfast.commands.options import JobName, Json
 from holdfast.protocol.administration import Approval
 
-_Id = Annotated[str | None, typer.Argument(metavar="REQUEST", help="Its id; may be left out if only one waits.")]
+_Id = Annotated[
+    str | None, typer.Argument(metavar="REQUEST", help="The request's id; optional if only one request waits.")
+]
 
 
 @with_client
@@ -23,9 +25,9 @@ def protect(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Protect a job: restores, pauses, ends and values need a second person within 15 minutes.
+    """Protect a job: a second person must approve restores, pauses, ends and value changes within 15 minutes.
 
-    Only on a server with accounts. The rule `on_trouble` of the job itself needs no approval.
+    This needs a server with accounts. The job's own rule `on_trouble` needs no approval.
 
     Examples: holdfast protect char-gpt  ·  holdfast protect char-gpt --off
     """
@@ -35,22 +37,22 @@ def protect(
 
 @with_client
 def approve(client: Client, job: JobName, request: _Id = None, json: Json = False) -> None:
-    """Approve what another person asked of a protected job; it is carried out at once.
+    """Approve another person's request for a protected job; the server carries it out immediately.
 
     Example: holdfast approve char-gpt
     """
     done = client.approvals.approve(job, _waiting(client, job, request).id)
-    print_or_json(done, f"approved: {done.what}, asked by {done.who}", json=json)
+    print_or_json(done, f"approved: {done.what}, requested by {done.who}", json=json)
 
 
 @with_client
 def decline(client: Client, job: JobName, request: _Id = None, json: Json = False) -> None:
-    """Decline what was asked of a protected job, or withdraw your own request.
+    """Decline a request for a protected job, or withdraw your own.
 
     Example: holdfast decline char-gpt
     """
     done = client.approvals.decline(job, _waiting(client, job, request).id)
-    print_or_json(done, f"declined: {done.what}, asked by {done.who}", json=json)
+    print_or_json(done, f"declined: {done.what}, requested by {done.who}", json=json)
 
 
 def _waiting(client: Client, job: str, request: str | None) -> Approval:
@@ -59,6 +61,6 @@ def _waiting(client: Client, job: str, request: str | None) -> Approval:
     if not found:
         fail("no request waits for approval")
     if len(found) > 1:
-        listed = "".join(f"\n  {each.id}  {each.what}, asked by {each.who}" for each in found)
-        fail(f"several requests wait for approval, name one:{listed}")
+        listed = "".join(f"\n  {each.id}  {each.what}, requested by {each.who}" for each in found)
+        fail(f"several requests wait for approval; give the id of one:{listed}")
     return found[0]

@@ -61,7 +61,7 @@ def write_budget(
 ) -> None:
     """Limit what checkpoints send to the store, in addition to the budget of training time.
 
-    It counts what is really sent: after compression, with parity, without files that are linked.
+    It counts the bytes that are sent: after compression, with parity, without linked files.
 
     Examples: holdfast write-budget char-gpt 2TB/day  ·  holdfast write-budget char-gpt default
     """
@@ -133,7 +133,8 @@ def policy(
     client: Client,
     job: JobName,
     policy: Annotated[
-        str, typer.Argument(metavar="POLICY", help="Its name, or `default`: the training script's setting.")
+        str,
+        typer.Argument(metavar="POLICY", help="The policy's name, or `default`: the training script's setting."),
     ],
     no_wait: NoWait = False,
     json: Json = False,
@@ -161,10 +162,10 @@ def on_trouble(
     no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
-    """Choose what the job does when its loss is wrong: not finite, or risen and not back.
+    """Choose what the job does when its loss is wrong: not finite, or risen without recovering.
 
-    `observe` says what it would do: begin with it. `restore` restores the last good checkpoint without the data of
-    that time, at most twice in 1,000 iterations, or as `restore 3 in 2000 then pause` says.
+    `observe` only reports what it would do; start with it. `restore` restores the last good checkpoint and leaves
+    out the data of those iterations, at most twice in 1,000 iterations, or as in `restore 3 in 2000 then pause`.
 
     Examples: holdfast on-trouble char-gpt observe  ·  holdfast on-trouble char-gpt "restore 1 in 5000 then end"
     """
@@ -267,7 +268,7 @@ def delete(client: Client, job: JobName, yes: Yes = False) -> None:
     found = client.job(job)
     if not yes:
         say(f"{job} is {found.status}, at iteration {found.iteration}. Its checkpoints stay in its store.")
-        typer.confirm(f"Delete everything that {client.server} has stored of it?", abort=True)
+        typer.confirm(f"Delete everything that {client.server} has stored about it?", abort=True)
     client.delete_job(job)
     say(f"{job} is deleted; its checkpoints stay in its store")
 
@@ -334,7 +335,7 @@ def is_applied(seen: JobSummary, version: int) -> bool:
 
 
 def acknowledgement(seen: JobSummary, desired: Desired) -> dict[str, object]:
-    """Return for scripts what `describe` says to people."""
+    """Return the state of `describe` as fields, for scripts."""
     applied = is_applied(seen, desired.version)
     iteration = seen.applied_iteration if applied else None
     return {"desired": desired, "applied": applied, "applied_iteration": iteration}

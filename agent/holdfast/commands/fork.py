@@ -68,7 +68,7 @@ def fork(
         except ValueError as error:
             fail(str(error), EXIT_USAGE)
         except Fenced:
-            fail(f"another process begins a job named {new}: check it, then try again")
+            fail(f"another process is starting a job named {new}: check it, then try again")
         reported = _report(keeper, made, server, token) if server and made.new else None
         where = keeper.url
     if json:

@@ -39,7 +39,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what would be
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's name, as in `holdfast jobs`.")]
 Checkpoint = Annotated[
-    str, typer.Argument(metavar="CHECKPOINT", help="Its iteration, or its id as in 000000001200-3.")
+    str, typer.Argument(metavar="CHECKPOINT", help="The checkpoint's iteration, or its id, as in 000000001200-3.")
 ]
 
 StorePath = Annotated[str, typer.Argument(metavar="PATH", help="The store, as given to holdfast.Session.")]
@@ -63,12 +63,13 @@ ReportTo = Annotated[
     typer.Option(
         "--server",
         metavar="URL",
-        help="Report the result to the server of the jobs that use this store; it raises an alert for damage.",
+        help="Report the result to the server of the jobs that use this store, which raises an alert for damage.",
     ),
 ]
 StoredCheckpoint = Annotated[
     str,
     typer.Argument(
-        metavar="CHECKPOINT", help="Its id, its iteration, or `latest`: the one that a restart resumes from."
+        metavar="CHECKPOINT",
+        help="The checkpoint's id, its iteration, or `latest`: the one that a restart resumes from.",
     ),
 ]

@@ -47,16 +47,16 @@ _Copy = _option(_CLUSTER, "SPEED", "Copy speed of one rank from GPU to host memo
 _Write = _option(_CLUSTER, "SPEED", "Write speed of one rank to the store: 500MB/s.")
 _Parity = _option(_JOB, "CODE", "Parity in each checkpoint: 10+2, or important 10+2.")
 _Compress = typer.Option("--compress", help="Checkpoints are compressed.", rich_help_panel=_JOB)
-_Unchanged = _option(_JOB, "SHARE", "Share of the state that is never trained, and not written again: 90%.")
+_Unchanged = _option(_JOB, "SHARE", "Share of the state that is frozen, and so not written again: 90%.")
 _Mtbf = _option(_CLUSTER, "TIME", "Mean time between failures of the whole job: 3h.")
 _Restart = _option(_CLUSTER, "TIME", "Time from a failure until training continues: 3min.")
 _Budget = _option(_CHOICE, "SHARE", "Maximum overhead: 3.5%.")
-_WriteBudget = _option(_CHOICE, "RATE", "Most that checkpoints may send to the store: 2TB/day.")
+_WriteBudget = _option(_CHOICE, "RATE", "Maximum that checkpoints may send to the store: 2TB/day.")
 _Unsaved = _option(_CHOICE, "TIME", "Work that a failure may lose, as far as both budgets allow: 10min.")
 _Policy = _option(_CHOICE, "NAME", f"Policy in force: {', '.join(policy_names())}.")
 _Total = _option(_CHOICE, "COUNT", "With --policy coci: iterations of the job.", least=2)
 _FallsTo = _option(
-    _CHOICE, "SHARE", "With --policy coci: what the loss falls to, of its start above its floor: 1%."
+    _CHOICE, "SHARE", "With --policy coci: the final loss above its floor, as a share of the initial one: 1%."
 )
 _Simulate = typer.Option("--simulate", help="Also simulate every policy with failures.", rich_help_panel=_CHOICE)
 _TraceFile = _option(
@@ -64,7 +64,9 @@ _TraceFile = _option(
     "FILE",
     "Simulate with the faults of a JSON list of node_id, event_time and event_type (fault_start or fault_end).",
 )
-_ClusterNodes = _option(_TRACE, "COUNT", "Nodes of its cluster; default: those that have a fault.", least=1)
+_ClusterNodes = _option(
+    _TRACE, "COUNT", "Nodes of the trace's cluster; default: those that have a fault.", least=1
+)
 _GpusPerNode = _option(_TRACE, "COUNT", "GPUs of a node, 8 by default; the job needs --ranks GPUs.", least=1)
 _Spares = _option(_TRACE, "COUNT", "Spare nodes; without a healthy one, the job waits for a repair.", least=0)
 _Level = _option(_TRACE, "LEVEL", 'Only faults whose fault_type has this Level, as in "Hardware Failure".')
@@ -113,8 +115,8 @@ def plan(
     """Compare checkpoint intervals: cost, expected loss to failures, the best one. Needs no server and no torch.
 
     ETTR, the effective training time ratio, is the share of time spent on progress that no failure undoes. A short
-    interval costs checkpoints, a long one loses work at every failure. Options that you leave out are assumed, and
-    the output says so.
+    interval costs more checkpoints; a long one loses more work per failure. The output marks the values that it
+    assumes for omitted options.
 
     Examples: `holdfast plan --parameters 405B --ranks 16384 --iteration 5s --mtbf 3h --restart 5min`
 

@@ -78,10 +78,10 @@ def _placement_sentences(found: PlacementComparison) -> Iterator[str]:
     yield f"coci: {found.reason}."
     ends = ", ".join(f"{ratio:.2f} at {percent(end)}" for end, ratio in found.ended_early.items())
     yield (
-        f"That is {len(found.iterations):,} checkpoints in all, evenly spaced {found.even_checkpoints:,}. "
-        f"Relative to even spacing, a failure takes back {found.lost_progress:.2f} of the progress; a job that "
-        f"ends for good early loses {ends} of its iterations; one that finishes repeats "
-        f"{found.repeated_iterations:.2f} times as many iterations at each failure."
+        f"That is {len(found.iterations):,} checkpoints in total, against {found.even_checkpoints:,} with even "
+        f"spacing. Relative to even spacing, a failure loses {found.lost_progress:.2f} times the progress; a job "
+        f"that ends permanently before its last iteration loses {ends} times the progress; a job that finishes "
+        f"repeats {found.repeated_iterations:.2f} times as many iterations per failure."
     )
 
 

@@ -168,7 +168,11 @@ def logs(client: Client, job: JobName, attempt: AttemptNumber = None, json: Json
     for line in found.lines:
         say(line)
     if not found.lines:
-        say(f"attempt {found.attempt} of {job} has no output here: holdfast run sends it", error=True)
+        say(
+            f"the server has no output of attempt {found.attempt} of {job}: start the script with `holdfast run` "
+            "to send it",
+            error=True,
+        )
 
 
 def _newest_attempt(client: Client, job: str) -> int:
@@ -245,7 +249,7 @@ def _left_out(data: LeftOutData) -> str:
 
 
 def _resumption(source: RecoverySource) -> tuple[str, str]:
-    """Return where the job would go on from after a failure, and what the place for that has."""
+    """Return where the job would resume after a failure, and the newest checkpoint there."""
     newest = f"{source.name} has {'nothing' if source.iteration is None else source.iteration}"
     note = f" ({source.note})" if source.note else ""
     after = f"{source.resumes_from} if {source.failure}, {counted(source.loses, 'iteration')} again"

@@ -29,7 +29,7 @@ def report(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Report on a night: what needs a decision, what failed and what it cost, what was done and by whom.
+    """Report on the last hours: what needs a decision, what failed and its cost, and who did what.
 
     Example: holdfast report --since 12h
     """

@@ -65,7 +65,7 @@ def checkpoint(
     elif row is not None and not _is_in_progress(row):
         fail(f"the checkpoint at iteration {row.iteration} is {row.state}: {row.reason or 'no reason given'}")
     elif not seen.alive and not is_applied(seen, desired.version):
-        fail(f"no checkpoint was taken: {job} is {seen.status}, and the request does not apply to its next start")
+        fail(f"no checkpoint was taken: {job} is {seen.status}; repeat the request after its next start")
     elif not seen.alive:
         fail(f"{job} is {seen.status}; it did not report that the checkpoint became durable")
     else:
@@ -105,7 +105,7 @@ def probe(
     elif answer is not None:
         fail(answer.message)
     elif not seen.alive and not is_applied(seen, desired.version):
-        fail(f"nothing was measured: {job} is {seen.status}, and the request does not apply to its next start")
+        fail(f"nothing was measured: {job} is {seen.status}; repeat the request after its next start")
     elif not seen.alive:
         fail(f"{job} is {seen.status}; it ended before it reported a result")
     else:
@@ -234,18 +234,31 @@ def restore(
     ] = False,
     degraded: Annotated[
         bool,
-        typer.Option("--degraded", help="Replace lost low bytes where only the important bytes are left."),
+        typer.Option(
+            "--degraded",
+            help="Accept a damaged checkpoint whose important bytes are left; approximate the lost low-order "
+            "bytes.",
+        ),
     ] = False,
     skip_batches: Annotated[
         int, typer.Option(metavar="N", min=0, help="Leave out the N batches after ITERATION.", show_default=False)
     ] = 0,
     skip_to: Annotated[
         int,
-        typer.Option(metavar="ITERATION", min=0, help="Leave out the data up to this one.", show_default=False),
+        typer.Option(
+            metavar="ITERATION",
+            min=0,
+            help="Leave out the data of all iterations up to this one.",
+            show_default=False,
+        ),
     ] = 0,
     loader: Annotated[
         int | None,
-        typer.Option(metavar="NUMBER", min=0, help="Of several loaders, leave out data of this one, from 0."),
+        typer.Option(
+            metavar="NUMBER",
+            min=0,
+            help="With several loaders: the number of the one whose data to leave out, from 0.",
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -254,16 +267,18 @@ def restore(
     A running job restores in place at the end of its iteration. It first saves its current state, so that
     `holdfast undo` can return to it. A script that cannot be restored in place is restarted by `holdfast run`.
     Without a supervisor, and for a job that is not running, the restore happens at the next start, and this
-    command does not wait. If there is no checkpoint at ITERATION, nothing changes and the nearest earlier one is
-    named, unless you give `--nearest`. `holdfast checkpoints JOB` lists the restorable checkpoints.
+    command does not wait. If there is no checkpoint at ITERATION, nothing changes and the command names the
+    nearest earlier one; `--nearest` restores that one. `holdfast checkpoints JOB` lists the restorable
+    checkpoints.
 
-    With `--degraded`, ITERATION may have a checkpoint that is damaged beyond repair, if its parity repairs all
-    important bytes: lost low bytes of numbers get the middle of what they can be. The lineage and all its
-    checkpoints are then marked inexact for good. `holdfast undo` returns to the state before.
+    With `--degraded`, the checkpoint may be damaged beyond repair if its parity can repair all important bytes:
+    the lost low-order bytes of a number are replaced by the midpoint of their possible values. The lineage and all
+    its checkpoints are then permanently marked inexact. `holdfast undo` returns to the state before.
 
     Training repeats the same data and reaches the same losses, unless you leave out data: `--skip-batches 200`
     leaves out the 200 batches of `session.batches` after ITERATION, `--skip-to 1423` those of all iterations up to
-    1423. Iterations are counted on from ITERATION. `holdfast undo` returns to the data before, too.
+    1423. Iterations continue to count from ITERATION. `holdfast undo` also restores the previous position in the
+    data.
 
     Example: holdfast restore char-gpt 1200 --skip-to 1423
     """
@@ -303,10 +318,10 @@ def undo(
 
 
 def _warn_of_same_losses(client: Client, order: Order) -> None:
-    """Warn that the job will reach a wrong loss again, if it is restored to before one."""
+    """Warn that the job will repeat a wrong loss if the restored checkpoint is from before it."""
     with contextlib.suppress(ServerError, UnreachableError):  # the restore goes on without this warning
         if repeats := client.preview_restore(order.job, order.checkpoint).repeats:
-            complain(f"it is restored to before {repeats}: {SAME_LOSSES}")
+            complain(f"this restore goes back to before {repeats}: {SAME_LOSSES}")
 
 
 def _follow(client: Client, order: Order, timeout: float, *, no_wait: bool, json: bool) -> None:

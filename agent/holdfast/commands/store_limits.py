@@ -1,4 +1,4 @@
-"""The command `holdfast stores`: who writes how much to a store, and limits for it."""
+"""The command `holdfast stores`: which jobs write to a store and how much, and limits for it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ OFF = "off"
 
 Place = Annotated[str, typer.Argument(metavar="STORE", help="Address or id of a store, as in `holdfast stores`.")]
 
-app = typer.Typer(help="Who writes how much to the stores; limit what jobs write.", invoke_without_command=True)
+app = typer.Typer(
+    help="Show which jobs write to the stores and how much, and limit it.", invoke_without_command=True
+)
 
 
 @app.callback(invoke_without_command=True)
@@ -63,7 +65,7 @@ def stores(
 @app.command()
 @with_client
 def show(client: Client, store: Place, json: Json = False) -> None:
-    """Show a store and the jobs that write to it.
+    """Show a store, its limit and the jobs that write to it.
 
     Example: holdfast stores show s3://bucket/runs
     """
@@ -74,7 +76,7 @@ def show(client: Client, store: Place, json: Json = False) -> None:
     limit = found.limit
     if limit is not None:
         fallback = limit.fallback_bytes_per_second
-        without = "its part by weight" if fallback is None else _speed(fallback)
+        without = "its share by weight" if fallback is None else _speed(fallback)
         say(
             f"limit {_speed(limit.bytes_per_second)} for {limit.target}, {limit.writers} writes at once; "
             f"without contact for {duration(limit.holds_seconds)}, each job {without}"
@@ -99,18 +101,21 @@ def limit(
         str, typer.Argument(metavar="RATE", help="For all jobs together, as in 200MB/s; off removes the limit.")
     ],
     writers: Annotated[
-        int, typer.Option(min=1, max=MAX_WRITERS, metavar="N", help="Checkpoints written at the same time.")
+        int,
+        typer.Option(
+            min=1, max=MAX_WRITERS, metavar="N", help="Number of checkpoints that may be written at the same time."
+        ),
     ] = 4,
     fallback: Annotated[
         str | None,
-        typer.Option(metavar="RATE", help="Rate of each job without a server. [default: its part by weight]"),
+        typer.Option(metavar="RATE", help="Rate of each job without a server. [default: its share by weight]"),
     ] = None,
     holds: Annotated[
         str, typer.Option(metavar="TIME", help="Time without a server after which the fallback applies.")
     ] = "1min",
     json: Json = False,
 ) -> None:
-    """Limit what all jobs together write to a store, or below an address. Needs an administrator.
+    """Limit what all jobs together write to a store, or below an address. For administrators only.
 
     Examples: holdfast stores limit s3://bucket/runs 200MB/s  ·  holdfast stores limit /lustre 1GB/s --writers 8  ·
     holdfast stores limit /lustre off
@@ -136,11 +141,14 @@ def weight(
     store: Place,
     job: Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")],
     weight_: Annotated[
-        float, typer.Argument(metavar="WEIGHT", min=0.01, max=100, help="2 gets twice the part of a job with 1.")
+        float,
+        typer.Argument(
+            metavar="WEIGHT", min=0.01, max=100, help="A job with 2 gets twice the share of a job with 1."
+        ),
     ],
     json: Json = False,
 ) -> None:
-    """Set the weight of a job in the division of a limit. Needs an administrator.
+    """Set the weight of a job when jobs share a limit. For administrators only.
 
     Example: holdfast stores weight s3://bucket/runs char-gpt 2
     """

@@ -20,7 +20,7 @@ from holdfast.store.records import HaltNote, newest_halt
 
 _Store = Annotated[
     str | None,
-    typer.Option("--store", metavar="PATH", help="Continue it in its store, while there is no server."),
+    typer.Option("--store", metavar="PATH", help="The job's store, to continue it there without a server."),
 ]
 
 
@@ -30,8 +30,8 @@ def pause(
 ) -> None:
     """Pause training after a checkpoint, until `holdfast continue`.
 
-    All ranks wait at the same boundary and keep their memory and devices. Neither the supervisor nor an alert
-    takes it for a hang. SIGTERM ends a paused job; it is paused again when it is started again.
+    All ranks wait at the same boundary and keep their memory and devices. Neither the supervisor nor an alert rule
+    counts this as a hang. SIGTERM ends a paused job; it is still paused after the next start.
 
     Example: holdfast pause char-gpt
     """
@@ -51,16 +51,16 @@ def go_on(
 ) -> None:
     """Continue paused training.
 
-    Without a server, give the store: the job looks into it every few seconds.
+    Without a server, give the store: the job checks it every few seconds.
 
     Examples: holdfast continue char-gpt  ·  holdfast continue char-gpt --store /checkpoints
     """
     if store is not None:
         _continue_in_store(job, store)
-        say(f"training of {job} goes on within seconds, or at its next start")
+        say(f"training of {job} continues within seconds, or at its next start")
         return
     seen = _order(client, job, "continue", lambda seen: not _is_paused(seen), timeout=None if no_wait else timeout)
-    waits = f"{job} is {seen.status}" if _is_paused(seen) or not seen.alive else f"training of {job} goes on"
+    waits = f"{job} is {seen.status}" if _is_paused(seen) or not seen.alive else f"training of {job} continues"
     _print(seen, waits, json=json)
 
 
@@ -75,7 +75,7 @@ def end(
 ) -> None:
     """End training after a checkpoint. `holdfast run` does not start it again.
 
-    The script ends with exit status 77, and `holdfast run` with 0. Started again, it resumes from that checkpoint.
+    The script ends with exit status 77, and `holdfast run` with 0. A later start resumes from that checkpoint.
 
     Example: holdfast end char-gpt
     """
@@ -106,7 +106,7 @@ def _order(
         if timeout is None or is_done(seen) or not seen.alive:
             return seen
         if time.monotonic() >= deadline:
-            fail(f"not done after {timeout:g} s: {job} is {seen.status}; the order stays")
+            fail(f"not done after {timeout:g} s: {job} is {seen.status}; the order stays open")
         time.sleep(POLL_SECONDS)
 
 
@@ -122,7 +122,7 @@ def _continue_in_store(job: str, path: str) -> None:
         store = open_store(path)
         note = newest_halt(store, job)
         if note is None or note.state != "paused":
-            fail(f"training of {job} is not paused, as {path} has it")
+            fail(f"training of {job} is not paused according to {path}")
         store.append(
             job,
             HaltNote(

@@ -23,11 +23,15 @@ def value(
     client: Client,
     job: JobName,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="The value, as session.value names it; none: all.")
+        str | None,
+        typer.Argument(metavar="[NAME]", help="Name of the value, as in session.value; omit it to list all."),
     ] = None,
     new: Annotated[
         str | None,
-        typer.Argument(metavar="[VALUE]", help="What to set, or `default`: the training script's. None: show it."),
+        typer.Argument(
+            metavar="[VALUE]",
+            help="The new value, or `default`: the training script's own; omit it to show the value.",
+        ),
     ] = None,
     no_wait: NoWait = False,
     timeout: Timeout = 60.0,
@@ -88,7 +92,7 @@ def _wanted(value: JobValue, edit: ValueEdit | None) -> str:
 
 def _state(edit: ValueEdit | None) -> str:
     if edit is None:
-        return "in force already"
+        return "already in force"
     match edit.state:
         case "applied":
             return f"applied at iteration {edit.iteration}"

@@ -64,14 +64,16 @@ def skip_of(batches: int | None, to_iteration: int | None, iteration: int, loade
     """Return the data that a restore to `iteration` leaves out; None for none. ValueError: it makes no sense."""
     if not batches and not to_iteration:
         if loader is not None:
-            raise ValueError("leave out data of a loader: give the number of batches as well")
+            raise ValueError("to leave out the data of one loader, also give the number of batches")
         return None
     if batches and to_iteration:
-        raise ValueError("leave out a number of batches, or all up to an iteration, not both")
+        raise ValueError(
+            "give either the number of batches to leave out or the last iteration to leave out, not both"
+        )
     if to_iteration and to_iteration <= iteration:
-        raise ValueError(f"leave out the data up to an iteration after {iteration:,}, not up to {to_iteration:,}")
+        raise ValueError(f"the last iteration to leave out must be after {iteration:,}, not {to_iteration:,}")
     if not 0 <= (batches or 0) <= MAX_INTEGER or (to_iteration or 0) > MAX_ITERATION or (loader or 0) < 0:
-        raise ValueError("leave out a number of batches from 1 on, of a loader from 0 on")
+        raise ValueError("leave out at least 1 batch; loaders are numbered from 0")
     return DataSkip(batches=batches or None, to_iteration=to_iteration or None, loader=loader)
 
 

@@ -48,8 +48,9 @@ def doctor(
     """Examine the hosts, the store and the server of a job before it starts.
 
     Under torchrun, all ranks take part: they write to the store at the same time, as for a checkpoint, and the
-    ranks of each host exchange bytes with those of the next one. What is written is removed again. A warning costs
-    speed or safety; with a problem checkpoints fail. The exit code is 1 if there is a problem.
+    ranks of each host exchange bytes with those of the next one. Everything written is removed afterwards. A
+    warning means lower speed or safety; a problem means that checkpoints fail. The exit code is 0 without
+    problems, 1 with a problem, and 2 for wrong usage.
 
     Examples: holdfast doctor checkpoints  ·  holdfast doctor s3://bucket/run --state 6.5GB  ·
     torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint host:29500 -m holdfast doctor /shared/checkpoints
@@ -100,8 +101,8 @@ def _joined_ranks() -> Iterator[Ranks]:
         ranks = SideGroup()
     except (RuntimeError, ValueError, HoldfastError) as error:
         fail(
-            f"the ranks did not meet within {MEET_SECONDS:.0f} s: {error}. Let each host reach the address of the "
-            "rendezvous and the others; GLOO_SOCKET_IFNAME names the network interface"
+            f"the ranks did not meet within {MEET_SECONDS:.0f} s: {error}. Check that each host reaches the "
+            "rendezvous address and the other hosts; set GLOO_SOCKET_IFNAME to the network interface"
         )
     try:
         yield ranks

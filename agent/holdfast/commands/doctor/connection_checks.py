@@ -79,13 +79,15 @@ def server(hosts: Hosts, address: str | None, token: str | None) -> Finding | No
     if not hosts.leads_host:
         return None
     if address is None:
-        return Finding(check="server", state="skipped", measured="none given: HOLDFAST_SERVER or --server")
+        return Finding(check="server", state="skipped", measured="none given: set HOLDFAST_SERVER or --server")
     client, started = AgentClient(address, token), time.perf_counter()
     try:
         client.desired("doctor", limit_seconds=SERVER_SECONDS)
     except RequestFailed as error:
         remedy = (
-            error.remedy if isinstance(error, InvalidToken) else "start it, or give its address and a way to it"
+            error.remedy
+            if isinstance(error, InvalidToken)
+            else "start it, or give an address that this host can reach"
         )
         return Finding(check="server", state="problem", measured=f"{client.server}: {error}", remedy=remedy)
     finally:

@@ -14,8 +14,9 @@ from holdfast.distributed.ranks import Ranks, RanksLost
 
 FindingState = Literal["ok", "skipped", "warning", "problem"]
 STATES: tuple[FindingState, ...] = ("ok", "skipped", "warning", "problem")
-"""From the best: a check of several ranks has the worst state. A warning costs speed or safety; with a problem
-checkpoints fail."""
+"""From best to worst: a check of several ranks has the worst state. A warning means lower speed or safety; a
+problem means that checkpoints fail.
+"""
 
 
 class Finding(msgspec.Struct, kw_only=True):
@@ -83,7 +84,7 @@ def run_check(hosts: Hosts, name: str, check: Callable[[], Finding | None]) -> l
 def remedy_for(error: Exception) -> str | None:
     """Return what to change after an error whose text does not say it."""
     if isinstance(error, PermissionError):
-        return "give the user that trains the right to read and write there"
+        return "give the training user permission to read and write there"
     if isinstance(error, ModuleNotFoundError):
         return f"install {error.name} where training runs"
     return None

@@ -92,8 +92,8 @@ def shared_memory(hosts: Hosts) -> Finding | None:
         check="memory tier",
         state="warning",
         measured="memory files (memfd) are not available",
-        remedy="permit memfd_create in the seccomp profile of the container: without, what a killed trainer had "
-        "in memory is lost",
+        remedy="allow memfd_create in the container's seccomp profile; otherwise snapshots of a killed trainer "
+        "are lost",
     )
 
 

@@ -95,7 +95,8 @@ class StoreProbe:
                 check=f"{self._name} links",
                 state="warning",
                 measured=f"no {how}: {error.strerror or error}",
-                remedy="use a file system with hard links: without, unchanged tensors are written again each time",
+                remedy="use a file system with hard links; otherwise unchanged tensors are written again each "
+                "time",
             )
         finally:
             writer.abort()
@@ -119,7 +120,7 @@ class StoreProbe:
             state="problem",
             measured=f"the lock {where} is not seen" if seen is False else str(seen),
             remedy="mount the file system with locks between hosts (NFS 4, or Lustre with `flock`, without "
-            "`local_lock` and `nolock`): they keep an attempt that was replaced from committing",
+            "`local_lock` and `nolock`): locks keep a superseded attempt from committing",
         )
 
     def fencing(self) -> Finding | None:
@@ -132,13 +133,13 @@ class StoreProbe:
             with store.fenced(JOB, self._attempt):
                 pass
         except Fenced:
-            return Finding(check=check, measured="an attempt that was replaced is refused")
+            return Finding(check=check, measured="a superseded attempt is refused")
         return Finding(
             check=check,
             state="problem",
             measured=f"attempt {self._attempt} may still commit after attempt {second} has begun",
-            remedy="use a store that shows a new file at once: an attempt that was replaced could mix its "
-            "checkpoints with those of the new one",
+            remedy="use a store that shows new files immediately; otherwise a superseded attempt could mix its "
+            "checkpoints with those of the newer one",
         )
 
     def remove(self) -> None:

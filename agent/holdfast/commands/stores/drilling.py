@@ -48,9 +48,9 @@ def drill(
     """Load the newest checkpoint of each job into memory, and decode it as a start of the job would.
 
     Every byte is read from the storage device and verified. Damage is repaired in memory where parity allows it,
-    and the state of every rank is decoded. No device and no script is needed, but memory of the size of the
-    checkpoint. If the newest checkpoint does not load, earlier ones follow until one does: the one that a start
-    would resume from. The exit code is 0 when the newest checkpoint of each job loads, and 1 otherwise.
+    and the state of every rank is decoded. This needs no device and no script, but as much memory as the size of
+    the checkpoint. If the newest checkpoint does not load, earlier ones follow until one does: the one that a
+    start would resume from. The exit code is 0 when the newest checkpoint of each job loads, and 1 otherwise.
 
     Examples: holdfast store drill checkpoints  ·  holdfast store drill checkpoints char-gpt --rate 200MB/s  ·
     holdfast store drill s3://bucket/run char-gpt --server http://127.0.0.1:7117

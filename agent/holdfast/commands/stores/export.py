@@ -30,12 +30,14 @@ def export(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing export.")] = False,
     degraded: Annotated[
-        bool, typer.Option("--degraded", help="Export what is left of a damaged checkpoint.")
+        bool, typer.Option("--degraded", help="Export the intact tensors of a damaged checkpoint.")
     ] = False,
     config: Annotated[
         Path | None, typer.Option(help="For hf: the model's config.json, or a directory with it and a tokenizer.")
     ] = None,
-    shard_size: Annotated[str, typer.Option(help="For dcp and hf: most bytes in a file, and in memory.")] = "5GB",
+    shard_size: Annotated[
+        str, typer.Option(help="For dcp and hf: maximum size of a file, and memory used.")
+    ] = "5GB",
     json: Json = False,
 ) -> None:
     """Verify a checkpoint and write it in a format that other programs read.
@@ -45,14 +47,14 @@ def export(
     **dcp**: a directory for torch.distributed.checkpoint.load.
     **hf**: a model directory for AutoModel.from_pretrained(TARGET), with the files of --config.
 
-    Sharded tensors of several ranks, and stages of a pipeline, are written complete. Of what each rank had for
-    itself, such as buffers, that of rank 0 is written.
+    Sharded tensors of several ranks, and stages of a pipeline, are written complete. Of state that each rank has
+    its own copy of, such as buffers, the copy of rank 0 is written.
 
     TARGET is written atomically; an interrupted export leaves nothing.
 
     A damaged checkpoint is refused. With --degraded, a safetensors file gets the tensors that are sound or can be
-    repaired, and the others are listed. Where parity has repaired the important bytes of numbers alone, the middle
-    of what they can be replaces their other bytes. Training from such a file is no exact resume.
+    repaired, and the others are listed. Where parity can repair only the important bytes of numbers, their other
+    bytes are replaced by the midpoint of their possible values. Training from such a file is not an exact resume.
 
     Examples: holdfast store export checkpoints char-gpt latest gpt.safetensors --only model  ·  holdfast store
     export checkpoints char-gpt 1200 gpt.pt --format torch  ·  holdfast store export checkpoints gpt2 latest gpt2
@@ -98,22 +100,23 @@ def import_(
     model: Annotated[
         str | None,
         typer.Option(
-            help="The entry with the model's state, '' for names at the top. Default: model, or the top."
+            help="The entry with the model's state; '' if its names are at the top level. Default: model, or the "
+            "top level."
         ),
     ] = None,
     keyword: Annotated[str, typer.Option("--as", help="The keyword of the model in the session.")] = "model",
     iteration: Annotated[int, typer.Option(min=0, help="The iteration at which the new job begins.")] = 0,
-    shard_size: Annotated[str, typer.Option(help="Most bytes in a file, and in memory.")] = "5GB",
+    shard_size: Annotated[str, typer.Option(help="Maximum size of a file, and memory used.")] = "5GB",
     json: Json = False,
 ) -> None:
     """Begin a new job with the model of a torch.distributed.checkpoint directory (DCP), such as one of torchtitan.
 
-    JOB is the name of the new job. Its first start resumes from the model, whatever number of ranks wrote it and
-    resumes. The directory has no state that Holdfast knows of other objects: name those that start as the script
-    makes them in session.keep("optimizer", "scheduler"), before session.resume() or session.batches(...). Random
-    numbers begin with the iteration as their seed.
+    JOB is the name of the new job. Its first start resumes from the model, on any number of ranks. Only the model
+    is imported. Name all other objects in session.keep("optimizer", "scheduler"), before session.resume() or
+    session.batches(...); they start as the script creates them. Random numbers begin with the iteration as their
+    seed.
 
-    No code of the directory is run. An interrupted import leaves no checkpoint.
+    No code in the directory is run. An interrupted import leaves no checkpoint.
 
     Examples: holdfast store import checkpoints llama-2 outputs/checkpoint/step-1000  ·  holdfast store import
     checkpoints llama-2 step-1000 --model app --iteration 1000
@@ -135,7 +138,7 @@ def import_(
         except ValueError as error:
             fail(str(error.args[0]))
         except KeyboardInterrupt:
-            fail(f"interrupted; {job} was not made")
+            fail(f"interrupted; {job} was not created")
     if json:
         print_json(msgspec.to_builtins(made))
         return
@@ -144,7 +147,7 @@ def import_(
     if made.left_out:
         few = ", ".join(made.left_out[:5]) + (", …" if len(made.left_out) > 5 else "")
         say(f"left out: {few}")
-    say(f'start it with this store and holdfast.Session("{job}", {keyword}=…); session.keep names other objects')
+    say(f'start it with this store and holdfast.Session("{job}", {keyword}=…); name other objects in session.keep')
 
 
 @contextlib.contextmanager

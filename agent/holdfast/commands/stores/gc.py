@@ -66,7 +66,7 @@ def gc(
     if json and not (dry_run or yes):
         fail("--json does not ask for confirmation: use it with --dry-run or --yes", EXIT_USAGE)
     if drop and job is None:
-        fail("--drop needs --job: jobs have checkpoints of the same names", EXIT_USAGE)
+        fail("--drop needs --job: different jobs have checkpoints with the same names", EXIT_USAGE)
     rules = _rules(retention, keep)
     with opened(path) as store:
         wanted = _ordered(server, token, jobs_of(store, job)) if server else {}

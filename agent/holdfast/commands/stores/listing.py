@@ -39,8 +39,8 @@ class ListedCheckpoint(msgspec.Struct, kw_only=True):
 def ls(path: StorePath, job: OnlyJob = None, json: Json = False) -> None:
     """List the committed checkpoints of a store by job, oldest first.
 
-    SIZE includes parity. A file that several checkpoints share counts for each of them. Of a directory that is
-    drained, given as DIRECTORY+ADDRESS, WHERE says which of the two has a checkpoint.
+    SIZE includes parity. A file that several checkpoints share counts for each of them. For a drained directory,
+    given as DIRECTORY+ADDRESS, WHERE shows which of the two has a checkpoint.
 
     Examples: holdfast store ls checkpoints  ·  holdfast store ls checkpoints --job char-gpt --json
     """

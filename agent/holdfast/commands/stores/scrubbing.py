@@ -28,7 +28,7 @@ from holdfast.commands.stores.listing import named
 from holdfast.protocol.jobs import MAX_REASON, ScrubReport
 from holdfast.units import format_bytes, parse_speed
 
-_REPAIR = "Replace damaged files by what was written, where their parity allows it."
+_REPAIR = "Repair damaged files from their parity, where possible."
 
 
 def scrub(
@@ -45,7 +45,7 @@ def scrub(
 ) -> None:
     """Read every byte of every checkpoint, with parity files and copies of manifests, and list the damage.
 
-    With --repair, files are repaired to the bit from their parity. Jobs may run meanwhile. The exit code is 0 when
+    With --repair, files are repaired bit for bit from their parity. Jobs may keep running. The exit code is 0 when
     all checkpoints are sound or were repaired, and 1 when damage remains.
 
     Examples: holdfast store scrub checkpoints  ·  holdfast store scrub checkpoints --repair --rate 50MB/s  ·

@@ -102,8 +102,8 @@ def show(
 ) -> None:
     """Show the content of a checkpoint, or of one tensor in it.
 
-    Only what is shown is read, and a tensor is compared with its digest. With several ranks, the tensors and
-    values of rank 0 are shown.
+    The command reads only what it shows, and compares a tensor with its digest. With several ranks, the tensors
+    and values of rank 0 are shown.
 
     Examples: holdfast store show checkpoints char-gpt latest  ·  holdfast store show checkpoints char-gpt 1200
     model.head.weight

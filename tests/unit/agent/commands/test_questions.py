@@ -77,7 +77,10 @@ def test_logs_prints_the_lines_of_an_attempt_or_says_that_there_are_none(
 ) -> None:
     result = holdfast("logs", "gpt")
     assert (result.exit_code, result.stdout) == (0, "")
-    assert "attempt 3 of gpt has no output here: holdfast run sends it" in result.stderr
+    assert (
+        "the server has no output of attempt 3 of gpt: start the script with `holdfast run` to send it"
+        in result.stderr
+    )
     server.output = ["one", "two"]
     result = holdfast("logs", "gpt", "--attempt", "2")
     assert (result.stdout, result.stderr) == ("one\ntwo\n", "")

@@ -147,7 +147,7 @@ def test_an_iteration_that_is_none_is_refused(holdfast: Holdfast, server: FakeSe
 def test_a_restore_to_before_a_wrong_loss_says_that_it_comes_again(holdfast: Holdfast, server: FakeServer) -> None:
     server.repeats = "the spike at 301"
     result = holdfast("restore", "gpt", "200")
-    assert result.stderr == f"holdfast: it is restored to before the spike at 301: {SAME_LOSSES}\n"
+    assert result.stderr == f"holdfast: this restore goes back to before the spike at 301: {SAME_LOSSES}\n"
     assert ("GET", "/api/v1/jobs/gpt/restores/preview?checkpoint=000000000200-1") in [
         request[:2] for request in server.requests
     ]
