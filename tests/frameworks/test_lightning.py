@@ -264,7 +264,7 @@ def test_a_trainer_without_a_job_works_with_a_lightning_that_lacks_private_names
 
 def test_a_second_module_needs_a_job_of_its_own(tmp_path):
     fit(tmp_path, max_epochs=1)
-    with pytest.raises(ValueError, match="a job name of its own"):
+    with pytest.raises(ValueError, match="a different job name"):
         fit(tmp_path, max_epochs=1)
 
 

@@ -249,7 +249,7 @@ def test_a_resume_with_a_last_update_left_of_the_epoch_is_exact(tmp_path, sample
     _, rest = fit.train()
     assert [entry["number"] for entry in rest] == list(range(after + 1, 25))
     assert what_counts(rest) == {number: what_counts(expected)[number] for number in range(after + 1, 25)}
-    assert "made no iteration" not in caplog.text
+    assert "finished no iteration" not in caplog.text
 
 
 @pytest.mark.parametrize("after", [7, 9])

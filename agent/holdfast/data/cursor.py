@@ -26,7 +26,7 @@ class Cursor(Protocol):
 
     @property
     def limitation(self) -> str | None:
-        """The guarantees that the loader cannot give, in words; `None` if there is none."""
+        """Description of the guarantees that the loader cannot give; `None` if it gives all."""
 
     @property
     def continues(self) -> bool:
@@ -38,7 +38,7 @@ class Cursor(Protocol):
 
     @property
     def shared_iterator(self) -> str | None:
-        """Why the loader cannot begin an epoch again in this process, in words; `None` if it can."""
+        """Why the loader cannot begin an epoch again in this process; `None` if it can."""
 
     def why_empty(self) -> str:
         """Describe why an epoch has no batch at all."""
@@ -50,7 +50,7 @@ class Cursor(Protocol):
         """Return the position after the last batch given."""
 
     def leave_out(self, state_dict: dict[str, Any], batches: int) -> dict[str, Any]:
-        """Return the state so many batches further on than `state_dict`. ValueError if it cannot get there."""
+        """Return the state `batches` batches after `state_dict`. ValueError if the loader cannot get there."""
 
     def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
         """Go to a position, or to the start for `None`."""

@@ -12,7 +12,7 @@ import torch
 
 FIRST_BYTES = 16384
 VALUES = 64
-"""Of a larger tensor, its first bytes and so many values count: all would take as long as reading the batch."""
+"""Number of values of a larger tensor to digest after its first bytes: all would take as long as reading them."""
 MOST_LEAVES = 32
 
 

@@ -14,8 +14,8 @@ def why_empty(loader: Any) -> str:
     name = type(loader).__name__
     if hasattr(type(loader), "__next__"):
         return (
-            f"the {name} is exhausted, and can be iterated once. Give an iterable that begins anew in every "
-            "epoch, or the number of epochs that it has"
+            f"the {name} is exhausted: it can be iterated only once. Use an iterable that restarts in every "
+            "epoch, or give the number of epochs that it has"
         )
     dataset = getattr(loader, "dataset", None)
     if dataset is None:

@@ -1,4 +1,4 @@
-"""Cursors over loaders of others: by their own state, by that of their iterators, or by counting."""
+"""Cursors over loaders of other libraries: by their own state, by that of their iterators, or by counting."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEAST_BYTES = 64
 
 
 def foreign_cursor_over(loader: Iterable[Any]) -> Cursor:
-    """Return a cursor for a loader that is not of Holdfast."""
+    """Return a cursor for a loader of another library."""
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
         lacks = incomplete_state(loader)
         return StatefulCursor(loader) if lacks is None else CountingCursor(loader, lacks)
@@ -38,7 +38,7 @@ def foreign_cursor_over(loader: Iterable[Any]) -> Cursor:
 
 
 class LoaderCursor:
-    """What cursors over loaders of other libraries have in common."""
+    """Base class of cursors over loaders of other libraries."""
 
     may_be_empty = False
     shared_iterator: str | None = None
@@ -81,7 +81,7 @@ class StatefulCursor(LoaderCursor):
     def limitation(self) -> str | None:
         loader, name = self._loader, type(self._loader).__name__
         if not isinstance(loader, torch.utils.data.DataLoader):
-            return f"{name} restores its own position: whether it is the exact one depends on {name} alone"
+            return f"{name} restores its own position: only {name} determines whether that is exact"
         if not getattr(loader, "in_order", True):
             return f"{name} with in_order=False may repeat or skip batches after a resume: leave in_order=True"
         from holdfast.data.sampler_values import order_drawn_anew  # only for such loaders
@@ -181,8 +181,8 @@ class StatefulCursor(LoaderCursor):
         for batch in first:
             if len({*before, None}) == 3 and before[-1] == _digest_of(batch, LEAST_BYTES):
                 logger.warning(
-                    "%s gave a batch twice, before and after the resume: its state_dict is not its exact "
-                    "position, and samples of this epoch may occur twice or not at all",
+                    "%s gave the same batch before and after the resume: its state_dict is not its exact "
+                    "position, and samples of this epoch may occur twice or not at all. Use holdfast.DataLoader",
                     type(self._loader).__name__,
                 )
             yield batch
@@ -229,7 +229,7 @@ class CountingCursor(LoaderCursor):
     """Cursor over any iterable: a resume starts the epoch again and skips to the position.
 
     Every `holdfast.DataLoader` that the iterable draws from, and every generator that is reachable from it, goes
-    back to where the epoch began. So the count is the only position of what is read in it.
+    back to the start of the epoch. The count is therefore the only position.
     """
 
     def __init__(self, loader: Any, lacks: str | None = None) -> None:
@@ -293,13 +293,15 @@ class CountingCursor(LoaderCursor):
     def leave_out(self, state_dict: dict[str, Any], batches: int) -> dict[str, Any]:
         name, given = type(self._loader).__name__, state_dict["given"]
         if not given:
-            raise ValueError(f"the order of {name} in this epoch is not drawn yet")
+            raise ValueError(f"{name} has not drawn the order of this epoch yet")
         try:
             left = len(self._loader) - given
         except TypeError:
-            raise ValueError(f"{name} has no len(), so that the end of the epoch is unknown") from None
+            raise ValueError(f"{name} has no len(), so the end of the epoch is unknown") from None
         if batches > left:
-            raise ValueError(f"only {left:,} batches of this epoch are left, and {name} cannot pass over its end")
+            raise ValueError(
+                f"only {left:,} batches of this epoch are left, and {name} cannot skip past the end of an epoch"
+            )
         return state_dict | {"given": given + batches, "last": []}
 
     def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
@@ -340,11 +342,11 @@ class CountingCursor(LoaderCursor):
             restore_rng(now)
             self._generators.reach()
         name, seconds = type(self._loader).__name__, time.perf_counter() - began
-        logger.info("read %d batches of %s again in %.1f s, up to the position", self._given, name, seconds)
+        logger.info("read %d batches of %s again in %.1f s to reach the checkpoint", self._given, name, seconds)
         if len(last) < len(self._last) or (is_comparable and last != self._last):
             logger.warning(
-                "%s gave other batches when it was read again up to the position: samples may occur twice or not "
-                "at all in this epoch",
+                "%s gave different batches when it was read again up to the position: samples may occur twice or "
+                "not at all in this epoch",
                 name,
             )
         return source

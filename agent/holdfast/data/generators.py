@@ -1,6 +1,6 @@
 """Random generators that a loader reaches: in its dataset, transforms, collate function and samplers.
 
-What a sampler counts, and what training changes in it, belong to them: its order may follow from it.
+Counters of a sampler, and what training changes in it, are saved too: its order may depend on them.
 """
 
 from __future__ import annotations

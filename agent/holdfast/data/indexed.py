@@ -185,16 +185,16 @@ class IndexedBatches:
         limitations = [self._order.limitation] if self._order.limitation else []
         if paths := self._in_workers.paths:
             limitations.append(
-                f"{', '.join(paths)}: every worker has a copy of this generator, whose state is in no checkpoint: "
-                "its numbers differ after a resume. Draw from the generators of Python, NumPy or torch, which are "
-                "seeded for each sample, or set num_workers=0"
+                f"{', '.join(paths)}: every worker has its own copy of this generator, and no checkpoint has its "
+                "state: its numbers differ after a resume. Draw from the generators of Python, NumPy or torch, "
+                "which are seeded for each sample, or set num_workers=0"
             )
         size, ranks = self._order.size, self._share.world_size
         if not self._order.limitation and size is not None and self._share.tail == "pad" and size % ranks:
             limitations.append(
                 f"{size:,} {self._items} do not divide evenly among {ranks} ranks: {-size % ranks} occur twice in "
-                "an epoch, so that all ranks run equally many iterations; drop_last=True or tail='short' avoids "
-                "that"
+                "an epoch, so that all ranks run the same number of iterations; use drop_last=True or "
+                "tail='short' to avoid that"
             )
         return "; ".join(limitations) or None
 
@@ -220,7 +220,7 @@ class IndexedBatches:
             ValueError: the end of the epoch is unknown.
         """
         if (size := self._order.size) is None:
-            raise ValueError(f"{self._order.name} has no len(), so that the end of the epoch is unknown")
+            raise ValueError(f"{self._order.name} has no len(), so the end of the epoch is unknown")
         if not len(self):
             raise ValueError("an epoch has no batch")
         most = replace(self._share, rank=0)  # with a short tail other ranks may have one fewer

@@ -1,6 +1,6 @@
 """The resumable loader. The order of samples is a pure function of (seed, epoch), the position a number.
 
-One module, since its only class is what a user reads as one.
+One module, since users read its only class as one document.
 """
 
 from __future__ import annotations
@@ -246,9 +246,9 @@ class DataLoader(LoaderPosition):
         if state.unused_rest:
             self._warn_once(
                 "partial pass",
-                f"the first loop over the loader after the resume made no iteration. It got the rest of epoch "
-                f"{self.epoch} only, which the next loop gets again: what it computed is not what it computes at "
-                "a first start. Compute it before session.resume(), or with another loader",
+                "the first loop over the loader after the resume finished no iteration. It got only the rest of "
+                f"epoch {self.epoch}, which the next loop gets again: its result differs from that of a first "
+                "start. Compute it before session.resume(), or with another loader",
             )
             state.unused_rest = False
         before = state.current, self.position, state.began, state.trained_on
@@ -448,7 +448,7 @@ class DataLoader(LoaderPosition):
         end = self._inner.leave_out(start, batches)
         generators = state_dict.get("generators", {})
         if end.epoch != start.epoch and (generators.get("repeated") or generators.get("values")):
-            raise ValueError("its sampler goes on from epoch to epoch, so that no epoch can be passed over")
+            raise ValueError("its sampler continues from epoch to epoch, so no epoch can be skipped")
         # the epochs that begin meanwhile draw their seeds, as torch's loader does; one at its start has yet to
         begins = end.epoch - start.epoch + (not start.taken) - (not end.taken)
         known = {} if end.epoch == start.epoch else {"set_epoch": None}
@@ -482,6 +482,6 @@ class DataLoader(LoaderPosition):
             self._inner.state = self._used_state = state_dict["dataset"]
         if position.taken and state_dict["extent"] != self._inner.extent:
             self._mismatch = (
-                f"the checkpoint's position is for {state_dict['extent']}, but there are {self._inner.extent}: in "
-                "this epoch some may occur twice or not at all"
+                f"the checkpoint was taken with {state_dict['extent']}, and now there are {self._inner.extent}: "
+                "in this epoch some may occur twice or not at all"
             )

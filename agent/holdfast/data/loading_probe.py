@@ -121,10 +121,13 @@ def _read(reading: torch.utils.data.DataLoader[Any], most: int, until: float, cl
 
 def _why_nothing(reading: torch.utils.data.DataLoader[Any], cold: Sequence[float], most_seconds: float) -> str:
     if cold:
-        return f"a batch takes about {fmean(cold):.3g} s to load, too long to read any twice in {most_seconds:g} s"
+        return (
+            f"a batch takes about {fmean(cold):.3g} s to load, too long to read batches twice in {most_seconds:g} "
+            "s"
+        )
     if len(reading) == 0:
         return (
-            "only the sampler knows which batches come next, and it cannot be read ahead: ask again at the "
+            "only the sampler knows the next batches, and it cannot be read ahead: repeat the request at the "
             "beginning of an epoch, or give the sampler a len()"
         )
     return f"no batch was loaded within {most_seconds / 2:g} s"
@@ -194,7 +197,7 @@ def _loading(probed: LoadingTimes) -> str:
     text += f" (over {probed.batches} batches)"
     if probed.fetch_seconds > NOTHING_SAVED * probed.load_seconds:
         return text
-    return f"{text}. A second reading was not faster: the data are cached already, or cannot be cached"
+    return f"{text}. A second read was not faster: the data is already cached, or cannot be cached"
 
 
 def _waiting(probed: LoadingTimes, pace: IterationTimes, processors: int) -> list[str]:
@@ -217,7 +220,7 @@ def _waiting(probed: LoadingTimes, pace: IterationTimes, processors: int) -> lis
 
 
 def _remedies(probed: LoadingTimes, pace: IterationTimes, processors: int) -> str:
-    """Describe what would end the wait; if nothing alone would, the larger part of it."""
+    """Describe what would end the wait; if no single remedy would, the larger part of it."""
     found = []
     compute, workers = pace.compute_seconds, probed.workers
     fetch, prep = probed.fetch_seconds * pace.batches, probed.prep_seconds * pace.batches

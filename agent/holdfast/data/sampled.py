@@ -142,7 +142,7 @@ class SamplerOrder:
         if self.shards > 1:
             return (
                 f"{self.name} splits samples among {self.shards} ranks: with another number of ranks some may "
-                "occur twice or not at all. Without it, holdfast.DataLoader splits them, for any number"
+                "occur twice or not at all. Remove it: holdfast.DataLoader splits them for any number of ranks"
             )
         return None
 

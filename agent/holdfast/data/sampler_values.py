@@ -105,7 +105,8 @@ class SamplerValues:
             self._is_reported = True
             logger.warning(
                 "training changes %s of the sampler %s, whose __iter__ reads it while it gives indices: after a "
-                "resume within an epoch, its rest has another order. Read it once, where __iter__ begins",
+                "resume within an epoch, the rest of the epoch has another order. Read it once, at the start of "
+                "__iter__",
                 *(", ".join(read), kind.__name__),
             )
 
@@ -118,7 +119,7 @@ def order_drawn_anew(loader: Any) -> str | None:
         return None
     return (
         f"the {type(sampler).__name__} of {type(loader).__name__} draws from the global generator, whose numbers "
-        "are others after a resume: give it generator=torch.Generator(), or use holdfast.DataLoader"
+        "differ after a resume: give it generator=torch.Generator(), or use holdfast.DataLoader"
     )
 
 

@@ -107,10 +107,12 @@ class StreamedBatches:
             left = self.left(start)
         except TypeError:
             raise ValueError(
-                f"{type(self._dataset).__name__} has no len(), so that the end of the epoch is unknown"
+                f"{type(self._dataset).__name__} has no len(), so the end of the epoch is unknown"
             ) from None
         if batches >= left:
-            raise ValueError(f"only {left:,} batches of its epoch are left, and a stream is left within an epoch")
+            raise ValueError(
+                f"only {left:,} batches of its epoch are left, and a stream cannot skip past the end of an epoch"
+            )
         return replace(start, taken=start.taken + batches)
 
     def batches(self, start: DataPosition) -> Iterator[tuple[DataPosition, Any]]:
@@ -144,7 +146,7 @@ class StreamedBatches:
         return {"own": self._dataset.state_dict(), "ended": self._watched.ended}
 
     def _set_up(self, start: DataPosition) -> int:
-        """Prepare the dataset for `start`. Return the number of batches that it is past."""
+        """Prepare the dataset for `start`. Return the number of batches that it has already passed."""
         state, self.state = self.state, None
         self._watched.ended = False
         if not self._keeps_state:

@@ -53,7 +53,7 @@ def session(accelerator: Any, job: str, *, seed: int | None = None, **arguments:
 
     Raises:
         ValueError: a kind of training or of loader that cannot be resumed exactly, or nothing is prepared yet;
-            names the way out.
+            the message says what to do.
         The errors of `holdfast.Session` and of its `resume`.
     """
     require_supported(accelerator)
@@ -342,7 +342,8 @@ def _require_shard(shard: Any, base: Any) -> None:
         )
     if shard.use_stateful_dataloader:
         raise ValueError(
-            "DataLoaderConfiguration(use_stateful_dataloader=True): drop it, the session saves the position"
+            "DataLoaderConfiguration(use_stateful_dataloader=True): remove it, since the session saves the "
+            "position"
         )
 
 

@@ -65,13 +65,13 @@ _NOT_SUPPORTED = {
 }
 """Callbacks that change what the state consists of, with what to do instead."""
 _BATCHES_UNTIL_AN_UPDATE = 100
-"""With manual optimization, so many batches without an update are reported."""
+"""Number of batches without an update that is reported with manual optimization."""
 _finished: dict[tuple[str, str], weakref.ref[pl.LightningModule]] = {}
 """The module that this process has trained to its end, by job and store."""
 
 
 class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Lightning
-    """Checkpoints `Trainer.fit` and resumes it where it ended, in the middle of an epoch as well.
+    """Checkpoints `Trainer.fit` and resumes it where it stopped, also in the middle of an epoch.
 
     Args:
         job: the job's name, under which its checkpoints and its history are kept.
@@ -98,7 +98,7 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
         self.job = job
         self.session: Session | None = None
         self.is_from_environment = False
-        """Whether Lightning found this callback by its entry point: it gives way to one of the script."""
+        """Whether Lightning created this callback from its entry point; a callback of the script replaces it."""
         self._settings = {"restorable_in_place": False} | settings
         self._identity = job, str(settings.get("store"))
         self._replaced: list[tuple[Any, str]] = []
@@ -161,8 +161,8 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
         if finished is None or finished() is module:
             return False
         message = (
-            f"job {self.job!r} has trained another module in this process, to its end: give each module a "
-            "holdfast.integrations.lightning.Checkpoint with a job name of its own"
+            f"job {self.job!r} has finished training another module in this process: give each module a "
+            "holdfast.integrations.lightning.Checkpoint with a different job name"
         )
         if not self.is_from_environment:
             raise ValueError(message)
@@ -297,7 +297,7 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
             self.session.notice(
                 "warning",
                 "no_updates",
-                f"trainer.global_step is 0 after {batches} batches, so that nothing is saved: call step() of what "
+                f"trainer.global_step is 0 after {batches} batches, so nothing is saved: call step() on what "
                 "self.optimizers() returns; optimizers(use_pl_optimizer=False) does not count updates",
             )
 

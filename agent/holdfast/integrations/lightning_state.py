@@ -39,7 +39,7 @@ class TrainerState:
     """Gives a `Trainer` that fits a module `state_dict` and `load_state_dict`, for the end of a batch."""
 
     saves_metrics = True
-    """Says that the values of the torchmetrics in the module are here, and not in its `state_dict`."""
+    """Whether the values of the module's torchmetrics are saved here, not in its `state_dict`."""
 
     def __init__(self, trainer: pl.Trainer, left_out: Callback) -> None:
         self._trainer, self._left_out = trainer, left_out
@@ -48,7 +48,7 @@ class TrainerState:
 
     @property
     def script_settings(self) -> dict[str, Any]:
-        """The arguments that decide on the course of training, to name those that a script changes."""
+        """The arguments that determine the course of training, to name those that a script changes."""
         return {name: getattr(self._trainer, name) for name in ("max_epochs", "max_steps", "gradient_clip_val")}
 
     @property
@@ -110,8 +110,8 @@ class TrainerState:
         if not self._has_warned and (changed := names ^ set(checkpoint.get("state_dict", ()))):
             self._has_warned = True
             logger.warning(
-                "on_save_checkpoint adds or removes %r in checkpoint['state_dict']: that has no effect, the whole "
-                "module is saved; add values of your own under new keys of checkpoint",
+                "on_save_checkpoint adds or removes %r in checkpoint['state_dict']: that has no effect, since the "
+                "whole module is saved; add your own values under new keys of checkpoint",
                 min(changed),
             )
         return {key: value for key, value in checkpoint.items() if key not in own}

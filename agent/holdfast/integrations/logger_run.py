@@ -11,7 +11,7 @@ from holdfast.session import Session
 class LoggerRun(abc.ABC):
     """The run of a session in a logger, with all attributes of the logger's run.
 
-    After a restore it stands for the run of the new lineage.
+    After a restore, it refers to the run of the new lineage.
     """
 
     logger: str
@@ -50,4 +50,4 @@ class LoggerRun(abc.ABC):
 
     @abc.abstractmethod
     def _without_run(self) -> Any:
-        """Return what stands for a run that could not be begun."""
+        """Return a placeholder for a run that could not be begun."""

@@ -16,7 +16,7 @@ from holdfast.session import Session
 class MlflowRun(LoggerRun):
     """The MLflow run of a session: `log_metrics`, and all attributes of `mlflow.ActiveRun`.
 
-    After a restore it stands for the run of the new lineage.
+    After a restore, it refers to the run of the new lineage.
     """
 
     logger = "MLflow"

@@ -30,7 +30,7 @@ class CheckpointReporter:
     """Reports the checkpoints of one session to Ray Train: a `CollectiveCall`, which listens to runs on rank 0.
 
     A reference is a directory in Ray's storage that holds only the metadata of a `ray.train.Checkpoint`: Ray
-    accepts no directory elsewhere, and would delete those of the store by rules of its own.
+    accepts no directory elsewhere, and would delete those of the store by its own rules.
     """
 
     def __init__(self, session: Session, storage: Any) -> None:
@@ -59,7 +59,7 @@ class CheckpointReporter:
             wait([self._reference], WAIT_SECONDS)
         if self._reference.done() and (error := self._reference.exception()) is not None:
             self._reference = None  # the next checkpoint tries again
-            self._warn(f"a checkpoint is not reported to Ray, since no reference to it could be written: {error}")
+            self._warn(f"a checkpoint is not reported to Ray, because its reference could not be written: {error}")
         return self._reference is not None and self._reference.done()
 
     def _refer(self, run: Run) -> tuple[dict[str, Any], Any]:

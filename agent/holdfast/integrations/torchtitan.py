@@ -159,7 +159,7 @@ class _LoaderPosition:
         if (rank := state.get("rank", loader.dp_rank)) != loader.dp_rank:
             raise ValueError(
                 f"this rank reads the data of data-parallel rank {loader.dp_rank}, and would continue at the "
-                f"position of {rank}: the other degrees of parallelism place ranks otherwise than in the "
+                f"position of {rank}: the other degrees of parallelism arrange ranks differently than in the "
                 "checkpoint; start with the same context and tensor parallel degrees"
             )
         StatefulDataLoader.load_state_dict(loader, state["position"])

@@ -61,7 +61,8 @@ def attach(trainer: Any, job: str, **settings: Any) -> TrainerAdapter:
         **settings: settings and further objects of a `holdfast.Session`: `store`, `server`, `budget`, `state` …
 
     Raises:
-        ValueError: a kind of training, or an option of the Trainer, that is not supported; names the way out.
+        ValueError: a kind of training, or an option of the Trainer, that is not supported; the message says what
+            to do.
     """
     _require_supported(trainer)
     if isinstance(getattr(trainer.train, "__self__", None), TrainerAdapter):
@@ -331,7 +332,7 @@ class _Position:
 
     @property
     def script_settings(self) -> dict[str, Any]:
-        """The arguments that decide on the course of training, to name those that a script changes."""
+        """The arguments that determine the course of training, to name those that a script changes."""
         return {name: getattr(self._trainer.args, name) for name in _ARGUMENTS}
 
     def begin(self) -> None:
@@ -383,7 +384,7 @@ class _Position:
         return found if is_by_mode else {}
 
     def has_more_steps(self, max_steps: int) -> bool:
-        """Whether the loaded job had reached its limit of updates, which is further now."""
+        """Whether the loaded job had reached its limit of updates, which is higher now."""
         return bool(self._loaded["max_steps"] <= self._trainer.state.global_step < max_steps)
 
     def restore_sums(self) -> None:

@@ -19,7 +19,7 @@ BLOCK_BYTES = 32768
 class WandbRun(LoggerRun):
     """The W&B run of a session: `log`, and all attributes of `wandb.Run`.
 
-    After a restore it stands for the run of the new lineage.
+    After a restore, it refers to the run of the new lineage.
     """
 
     logger = "W&B"
@@ -76,16 +76,16 @@ class WandbRun(LoggerRun):
             "info",
             "logger",
             f"lineage {lineage}, from iteration {iteration:,} on, is W&B run {run.id} of group "
-            f"{arguments['group']}, since run {run_id} could not be forked: {reason}",
+            f"{arguments['group']}, because run {run_id} could not be forked: {reason}",
         )
         return run
 
 
 def _init(arguments: dict[str, Any]) -> Any:
-    """Call `wandb.init`; once more with a service of this process where that of another one has the run in use.
+    """Call `wandb.init`; if the service of another process has the run in use, call it again with a new service.
 
     A process that was started by another one with W&B, as in a sweep, uses that one's service (`WANDB_SERVICE`),
-    which keeps the run of a killed process in use for ever.
+    which keeps the run of a killed process in use forever.
     """
     try:
         return wandb.init(**arguments)
@@ -99,7 +99,7 @@ def _init(arguments: dict[str, Any]) -> Any:
 
 
 def last_step(file: Path) -> int:
-    """Return the last step in the file of an offline run, which no server can say; 0 if there is none."""
+    """Return the last step in the file of an offline run, which no server knows; 0 if there is none."""
     from wandb.proto.wandb_internal_pb2 import Record  # only offline runs need it
 
     data, place, record, step = file.read_bytes(), 7, b"", 0

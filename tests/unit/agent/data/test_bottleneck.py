@@ -85,7 +85,7 @@ def test_where_nothing_would_by_itself_the_greater_part_is_named(fetch, prep, gr
 def test_a_second_reading_that_saves_nothing_is_no_proof_of_a_cache():
     said = describe_loading(probed(0.0001, 0.02, 1), None)
     assert said.startswith("a batch takes 20 ms to load: 100 µs fetching and 20 ms preparing")
-    assert "the data are cached already, or cannot be cached" in said
+    assert "the data is already cached, or cannot be cached" in said
 
 
 def test_a_wait_that_loading_does_not_explain_is_told():

@@ -204,7 +204,7 @@ def test_a_position_within_an_epoch_of_another_order_is_refused(then, now, messa
 def test_a_dataset_that_has_grown_is_said_so_in_the_middle_of_an_epoch_alone():
     loader = DataLoader(IndexRecordingDataset(12), batch_size=4)
     loader.load_state_dict(within_an_epoch())
-    assert "position is for 10 samples, but there are 12 samples" in loader.limitation
+    assert "taken with 10 samples, and now there are 12 samples" in loader.limitation
     loader.load_state_dict(DataLoader(IndexRecordingDataset(10), batch_size=4).state_dict())
     assert loader.limitation is None
 

@@ -289,7 +289,7 @@ def test_generators_in_workers_are_named(workers):
     own = random.Random(1)
     dataset = Numbers(lambda: own.random())
     loader = holdfast.DataLoader(dataset, batch_size=4, num_workers=workers)
-    text = "dataset.noise.own: every worker has a copy of this generator, whose state is in no checkpoint"
+    text = "dataset.noise.own: every worker has its own copy of this generator, and no checkpoint has its state"
     assert (text in (loader.limitation or "")) == bool(workers)
 
 

@@ -178,7 +178,7 @@ def test_it_ends_when_its_time_is_up_with_what_it_has():
 
 def test_a_batch_too_slow_to_be_read_twice_is_told():
     clock = FakeClock(100.0)
-    with pytest.raises(NoProbe, match=r"a batch takes about 12 s to load, too long to read any twice in 10 s"):
+    with pytest.raises(NoProbe, match=r"a batch takes about 12 s to load, too long to read batches twice in 10 s"):
         probe(DataLoader(SlowDataset(100, clock.wait, prep=12.0)), clock=clock)
 
 
@@ -223,11 +223,11 @@ class LengthlessSampler(SequentialSampler):
         (DataLoader(NumberStream()), r"NumberStream is iterable.*only once"),
         (
             DataLoader(IndexRecordingDataset(8), sampler=LengthlessSampler(range(8))),
-            r"only the sampler knows which batches",
+            r"only the sampler knows the next batches",
         ),
         (
             DataLoader(IndexRecordingDataset(8), sampler=SequentialSampler(range(8))),
-            r"ask again at the beginning of an epoch",
+            r"repeat the request at the beginning of an epoch",
         ),
     ],
     ids=["list", "torch", "iterable", "endless", "between epochs"],

@@ -149,7 +149,7 @@ def test_a_stateful_loader_that_gives_a_batch_twice_is_named(caplog):
     next(source), next(source)
     after.load_state_dict(before.state_dict())
     assert next(after.batches())[0] == 1
-    assert "Behind gave a batch twice, before and after the resume" in caplog.text
+    assert "Behind gave the same batch before and after the resume" in caplog.text
 
 
 def test_an_evaluation_on_a_stateful_loader_leaves_its_position_as_it_is():

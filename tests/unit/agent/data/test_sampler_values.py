@@ -180,7 +180,7 @@ def test_batches_of_a_sampler_that_has_not_changed_can_be_left_out():
     next(loader.batches())
     assert loader.leave_out(loader.state_dict(), 6)["epoch"] == 1
     loader.sampler.stage = 2
-    with pytest.raises(ValueError, match="its sampler goes on from epoch to epoch"):
+    with pytest.raises(ValueError, match="its sampler continues from epoch to epoch"):
         next(iter(loader)), loader.leave_out(loader.state_dict(), 6)
 
 

@@ -184,7 +184,10 @@ def test_what_a_stream_cannot_promise_is_said(kind, options, words):
 def test_another_number_of_workers_is_said_to_change_the_order():
     loader = DataLoader(NoisyStream(), batch_size=4)
     loader.load_state_dict(stopped(lambda: DataLoader(NoisyStream(), batch_size=4, num_workers=2), 1))
-    assert "batches of 4 from 2 workers, but there are batches of 4 from 1 workers" in loader.limitation
+    assert (
+        "taken with batches of 4 from 2 workers, and now there are batches of 4 from 1 workers"
+        in loader.limitation
+    )
 
 
 def test_the_length_is_the_streams():

@@ -149,7 +149,7 @@ def test_an_iterable_around_loaders_has_one_position(loop, given, make, deaths, 
     whole = assert_exact(loop, tmp_path, deaths, make=make, given=given)
     assert len({number for number, *_ in whole}) == len(whole)
     assert "is in no checkpoint" not in caplog.text
-    assert "other batches" not in caplog.text
+    assert "different batches" not in caplog.text
 
 
 @pytest.mark.parametrize("given", [True, False])
@@ -441,9 +441,9 @@ def test_a_source_that_is_not_the_same_when_read_again_is_named(tmp_path, caplog
             return super().__next__()
 
     run(unstable, tmp_path, dies_after=3)
-    assert "other batches" not in caplog.text
+    assert "different batches" not in caplog.text
     run(unstable, tmp_path, seed=9)
-    assert "generator gave other batches when it was read again up to the position" in caplog.text
+    assert "generator gave different batches when it was read again up to the position" in caplog.text
 
 
 EMPTY = {
@@ -455,7 +455,7 @@ EMPTY = {
     ),
     "sampler": (lambda: loader(1, sampler=[], shuffle=False), "the list of the DataLoader gave no index"),
     "list": (list, "the list gave none"),
-    "iterator": (lambda: iter(()), "the tuple_iterator is exhausted, and can be iterated once"),
+    "iterator": (lambda: iter(()), "the tuple_iterator is exhausted: it can be iterated only once"),
 }
 
 
@@ -600,7 +600,7 @@ def test_a_pass_over_the_rest_of_an_epoch_without_a_step_is_named_and_moves_no_e
 
     assert_exact(before_training, tmp_path, deaths, make=make)
     within = sum(death % 5 > 0 for death in deaths)
-    assert caplog.text.count("the first loop over the loader after the resume made no iteration") == within
+    assert caplog.text.count("the first loop over the loader after the resume finished no iteration") == within
 
 
 def test_a_rest_of_an_epoch_that_is_too_short_for_an_update_is_over_after_the_loop(tmp_path, caplog):
@@ -616,7 +616,7 @@ def test_a_rest_of_an_epoch_that_is_too_short_for_an_update_is_over_after_the_lo
     log = run(accumulating, tmp_path, two_loaders, dies_after=1)  # two of five batches are left
     log += run(accumulating, tmp_path, two_loaders, seed=9)
     assert [entry[:1] + entry[3:] for entry in log] == [(1, 0), (2, 1), (3, 1), (4, 2), (5, 2)]
-    assert "made no iteration" not in caplog.text
+    assert "finished no iteration" not in caplog.text
 
 
 def test_a_rest_of_an_epoch_that_is_drawn_ahead_is_over_after_its_iteration(tmp_path, caplog):
@@ -631,7 +631,7 @@ def test_a_rest_of_an_epoch_that_is_drawn_ahead_is_over_after_its_iteration(tmp_
     log += run(drawing_ahead, tmp_path, two_loaders, seed=9)
     assert log == run(drawing_ahead, tmp_path / "whole", two_loaders)
     assert [entry[0] for entry in log] == list(range(1, 5 * EPOCHS + 1))
-    assert "made no iteration" not in caplog.text
+    assert "finished no iteration" not in caplog.text
 
 
 def test_a_step_after_the_loop_makes_it_a_pass_of_training():
