@@ -90,9 +90,9 @@ class BlockCodec(Codec):
         """Map coefficients to blocks."""
 
     def fit(self, states: Iterable[Tensor]) -> None:
-        """Learn from these states, such as some of other sources, rather than from the first that are stored."""
+        """Learn from these states, such as those of other sources, instead of from the first that are stored."""
         if self._device is not None:
-            raise ValueError(f"codec {self.name!r} has learned already, and states depend on it: make another one")
+            raise ValueError(f"codec {self.name!r} has already learned, and states depend on it: create a new one")
         for state in states:
             scale = float(state.abs().max())
             if 0 < scale < math.inf:

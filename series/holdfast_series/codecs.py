@@ -1,6 +1,6 @@
 """Codecs of single states: raw, half precision, and the error-bounded compressors zfp and SZ3.
 
-Elements that a codec misses are stored beside its payload: a few of them need not cost a whole state. A
+Elements that miss the tolerance are stored with the payload, so that a few of them do not cost a whole state. A
 correction is a multiple of the largest error that is allowed, so that half of that error remains. Stored are the
 number of bytes of a distance, the distances between corrected elements, and the multiples.
 """

@@ -66,7 +66,7 @@ class SeriesReport:
     learned_from: int = 0
     """States that the codec learned from, which are stored in half precision or raw."""
     corrected: int = 0
-    """States of which some elements missed the tolerance, and are stored beside the payload."""
+    """States of which some elements missed the tolerance, and are stored with the payload."""
     half_fallbacks: int = 0
     """States that missed the tolerance, and are stored in half precision."""
     raw_fallbacks: int = 0
@@ -199,7 +199,7 @@ class SeriesStore:
         return saved_tensors_hooks(self._pack, self._unpack)
 
     def clear(self) -> None:
-        """Remove the states that were put, and count anew. What the codec learned stays."""
+        """Remove the states that were put, and reset the counts. What the codec learned stays."""
         with self._lock:
             self._require_writable()
             for stored in reversed(self._steps.values()):
@@ -350,4 +350,6 @@ class SeriesStore:
     def _require_writable(self) -> None:
         self._require_open()
         if os.getpid() != self._process:
-            raise SeriesStoreClosed("the series store is of the parent process: a forked child may only read it")
+            raise SeriesStoreClosed(
+                "the series store belongs to the parent process: a forked child may only read it"
+            )

@@ -99,7 +99,7 @@ class SpillFile:
         try:
             self._file = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115
         except OSError as error:
-            raise ValueError(f"store={self._directory!r} is no directory to write to: {error}") from None
+            raise ValueError(f"store={self._directory!r} is not a writable directory: {error}") from None
         self._end = 0
 
     def append(self, data: memoryview) -> int:
@@ -126,7 +126,7 @@ class SpillFile:
         return bytes(found)
 
     def free(self, offset: int, size_bytes: int) -> None:
-        """Use the space again if it is at the end, as it is when an adjoint gives back the newest state first."""
+        """Reuse the space if it is at the end, as when an adjoint removes the newest state first."""
         if offset + size_bytes == self._end:
             self._end = offset
 

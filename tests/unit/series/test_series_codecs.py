@@ -186,7 +186,7 @@ def test_a_codec_learns_once() -> None:
     with pytest.raises(ValueError, match="at least one state"):
         codec.fit([torch.zeros(8, 8)])
     codec.fit([smooth((8, 8))])
-    with pytest.raises(ValueError, match="codec 'pca' has learned already"):
+    with pytest.raises(ValueError, match="codec 'pca' has already learned"):
         codec.fit([smooth((8, 8))])
 
 
