@@ -24,11 +24,11 @@ def main(path: Path = ROOT / ".env") -> int:
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        print(f"{path} is there already and stays as it is: the volumes know its secrets", file=sys.stderr)
+        print(f"{path} already exists and is not changed: the volumes use its secrets", file=sys.stderr)
         return 1
     with open(handle, "w") as file:
         file.write(text())
-    print(f"{path} holds your secrets now; HOLDFAST_TOKEN is what the browser asks for")
+    print(f"created {path} with new secrets; enter its HOLDFAST_TOKEN when the browser asks for a token")
     return 0
 
 

@@ -29,7 +29,7 @@ JOB = "char-gpt"
 ROOT = Path(__file__).resolve().parent.parent
 LOWER_BUDGET = 0.02
 REPLAY_ITERATIONS = 10
-"""Minimum iterations that the restore goes back, if possible, and that are compared afterwards."""
+"""Minimum number of iterations to restore back, if possible, and to compare afterwards."""
 SHORTEST_INTERVAL = 4
 """Minimum interval at which a kill reliably loses an iteration."""
 MOST_KILLS = 3

@@ -14,7 +14,7 @@ Losses = dict[tuple[int, int], float]
 POINTS = 2000
 """Maximum number of single iterations in an answer of the server."""
 ENOUGH_ITERATIONS, ENOUGH_CHECKPOINTS = 1000, 20
-"""Least basis of an overhead whose excess is not a matter of a short run."""
+"""Least number of measurements for an excess overhead not to be due to a short run."""
 MOST_INTERVALS = 6
 """Listed one by one."""
 

@@ -2,7 +2,7 @@
 
 The tests in tests/unit/compatibility read them with today's code: what a release has written stays readable.
 Before the first release, run this again whenever the format, the tables or the messages change. Files that a
-release has written stay as they are: a later format gets files of its own beside them.
+release has written stay as they are: a later format gets separate files next to them.
 
     python -m tools.golden
 """
@@ -169,7 +169,7 @@ def _talk(folder: Path, client: Client) -> None:
 
 
 def _operate(client: Client) -> Iterator[bool]:
-    """What an operator asks for, each once the job has got that far; yields after every iteration."""
+    """Make each request of an operator once the job has reached its iteration; yields after every iteration."""
 
     def known(predicate: Callable[[], bool]) -> Iterator[bool]:
         while not predicate():

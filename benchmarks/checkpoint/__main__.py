@@ -88,7 +88,7 @@ def _options() -> argparse.Namespace:
         help=f"only this library, without the measurements of Holdfast alone; may be repeated: {names}",
     )
     parser.add_argument(
-        "--crum", action="store_true", help="a forked save beside torch.save and Holdfast, by state size"
+        "--crum", action="store_true", help="compare a forked save with torch.save and Holdfast, by state size"
     )
     parser.add_argument(
         "--host-state",

@@ -32,9 +32,7 @@ def facts(folder: Path, device: str) -> list[str]:
         "versions    " + ", ".join(_versions()),
     ]
     if kind in IN_MEMORY:
-        lines.append(
-            f"!!! {kind} IS MEMORY, NOT A DISK: nothing here is durable, and every figure flatters everybody"
-        )
+        lines.append(f"!!! {kind} IS MEMORY, NOT A DISK: nothing here is durable, and every figure is too good")
     return lines
 
 

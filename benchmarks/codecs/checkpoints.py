@@ -1,4 +1,5 @@
-"""Compressed checkpoints as a job writes and restores them, beside plain ones: sizes, CPU time and elapsed time.
+"""Compressed checkpoints as a job writes and restores them, compared with plain ones: sizes, CPU time and elapsed
+time.
 
 `python -m benchmarks.codecs.checkpoints` trains a GPT with AdamW in fp32, and repeats its tensors until the state
 has the given size. The store is on a disk. Writes and restores of both kinds take turns.

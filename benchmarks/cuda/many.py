@@ -29,7 +29,7 @@ def cases(context: Context) -> list[tuple[str, Callable[[], CaseResult]]]:
 
 
 def processes(context: Context) -> CaseResult:
-    """Start processes that each multiply matrices and take a checkpoint; name the reasons of those that fail."""
+    """Start processes that each multiply matrices and take a checkpoint; return the reasons of failures."""
     number = 2 if context.small else PROCESSES
     started = [_start(context, f"alone-{each}") for each in range(number)]
     reasons = collections.Counter(filter(None, map(_reason, started)))

@@ -141,7 +141,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench-mix", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--other", type=Path, help="a checkout of another version, which has the same dependencies")
-    add("--folder", type=Path, default=ROOT, help="where databases are, on the disk meant")
+    add("--folder", type=Path, default=ROOT, help="directory of the databases, on the disk to measure")
     add("--rounds", type=int, default=2)
     add("--iterations", type=int, default=200_000, help="of the job that is exported and shown")
     add("--pages", type=int, default=200, help="open at once")

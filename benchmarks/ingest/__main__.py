@@ -194,9 +194,9 @@ def _options() -> argparse.Namespace:
     add(
         "--peers", type=_here, default=ROOT / ".venv-bench-ingest/bin/python", help="the Python that has the peers"
     )
-    add("--folder", type=Path, default=ROOT, help="where databases are, on the disk meant")
+    add("--folder", type=Path, default=ROOT, help="directory of the databases, on the disk to measure")
     add("--parts", type=_parts, default=PARTS, help=f"of {','.join(PARTS)}, those to be run")
-    add("--quick", action="store_true", help="small sizes, to see that it runs: the figures say nothing")
+    add("--quick", action="store_true", help="small sizes as a smoke test; the figures mean nothing")
     add("--rounds", type=int, default=3)
     add("--seconds", type=float, default=4.0, help="of one turn of one server")
     add("--long-run", type=int, default=LONG_RUN, help="iterations")

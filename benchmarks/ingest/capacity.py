@@ -412,10 +412,10 @@ def _options() -> argparse.Namespace:
     add("--jobs", type=int, default=20, help="with --shared-store: how many")
     add("--writers", type=int, default=4, help="with --shared-store: checkpoints that are written at a time")
     add("--seconds", type=float, default=60.0, help="to measure")
-    add("--postgresql", action="store_true", help="on a PostgreSQL of its own, instead of SQLite")
+    add("--postgresql", action="store_true", help="on a separate PostgreSQL, instead of SQLite")
     add("--servers", type=int, default=1, help="servers that share the PostgreSQL and the agents")
     add("--memory", type=Path, help="a file for a sample of the servers' memory every ten seconds")
-    add("--folder", type=Path, default=Path.cwd(), help="where databases are, on the disk meant")
+    add("--folder", type=Path, default=Path.cwd(), help="directory of the databases, on the disk to measure")
     options = parser.parse_args()
     if len(options.agents) != len(options.periods):
         parser.error("--agents and --periods: give as many periods as numbers of agents")

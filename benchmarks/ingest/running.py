@@ -93,7 +93,7 @@ def _await(process: subprocess.Popen[bytes], port: int, path: str, log: Path) ->
         finally:
             connection.close()
         time.sleep(0.1)  # the port of another program
-    raise RuntimeError(f"{process.args!r} did not come up: {log.read_text(errors='replace')[-2000:]}")
+    raise RuntimeError(f"{process.args!r} did not start: {log.read_text(errors='replace')[-2000:]}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -124,7 +124,7 @@ def _print_outcomes(rows: list[Row]) -> None:
         "\nlines           lines of the script that name Holdfast or its session\n"
         "wrong updates   with another loss or other samples than without kills\n"
         "resume s        from the start of the process to the end of its first update, median\n"
-        "blocked ms      time that training stands still for a checkpoint, median"
+        "blocked ms      time that a checkpoint blocks training, median"
     )
 
 

@@ -40,7 +40,7 @@ def arguments(parser: argparse.ArgumentParser | None = None) -> argparse.Namespa
     )
     parser.add_argument("--workers", type=int, default=WORKERS)
     parser.add_argument(
-        "--preempted", action="store_true", help="SIGTERM comes: use what the framework has for it"
+        "--preempted", action="store_true", help="the script receives SIGTERM: use the framework's own handling"
     )
     return parser.parse_args()
 

@@ -27,7 +27,7 @@ TIMEOUT_SECONDS = 300.0
 
 @dataclass(kw_only=True)
 class Comparison:
-    """What came of a run with kills, beside an uninterrupted one."""
+    """Outcome of a run with kills, compared with an uninterrupted one."""
 
     updates: int
     kills: list[int]

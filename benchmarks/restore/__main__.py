@@ -194,7 +194,7 @@ def in_place(folder: Path, megabytes: float, rounds: int) -> dict[str, float]:
     safety = statistics.median(line["safety"] for line in lines)
     print(f"restore in place of {megabytes:g} MB: read, verified and applied in {back:.2f} s; raw read and copy ")
     print(
-        f"  {bare:.2f} s: {back / bare:.2f} times; besides, {safety:.2f} s until the state that is left is durable"
+        f"  {bare:.2f} s: {back / bare:.2f} times; in addition, {safety:.2f} s until the previous state is durable"
     )
     return {
         "in_place_vs_bare": round(back / bare, 3),

@@ -56,7 +56,7 @@ class LogUpdates(Callback):
 
 
 class TimedModelCheckpoint(ModelCheckpoint):
-    """Logs for how long training stands still."""
+    """Logs how long a checkpoint blocks training."""
 
     def __init__(self, log: job.UpdateLog, **arguments: Any) -> None:
         super().__init__(**arguments)

@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--loader", choices=LOADERS, default="torchdata")
     args = job.arguments(parser)
     if args.resume_by == "framework":
-        parser.error("a loader has no checkpoints of its own")
+        parser.error("a loader takes no checkpoints itself")
     log = job.UpdateLog(args.log)
     torch.manual_seed(job.SEED)
     random.seed(job.SEED)
