@@ -148,7 +148,7 @@ class _Reader(FileSystemReader):
         for each in dict(found.storage_data or {}).values():
             name = str(getattr(each, "relative_path", ""))
             if name != Path(name).name:  # torch would open the path
-                raise ImportRefused(f"{file} names {name!r}, which is no file of its directory")
+                raise ImportRefused(f"{file} names {name!r}, which is not a file in its directory")
         if found.storage_meta is not None:
             found.storage_meta.load_id = self.load_id
         return found
@@ -165,7 +165,7 @@ class _MetadataUnpickler(pickle.Unpickler):
                 return found
         elif is_dtype or (module, name) in _TRUSTED_NAMES:
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} is not a type that such metadata consists of")
+        raise pickle.UnpicklingError(f"{module}.{name} is not a type that DCP metadata may contain")
 
 
 def _names_of_model(metadata: Metadata, model: str | None) -> tuple[dict[str, str], list[str]]:
@@ -180,8 +180,8 @@ def _names_of_model(metadata: Metadata, model: str | None) -> tuple[dict[str, st
         model = "model" if "model" in top.values() else "" if not others else None
     if model is None:
         raise ImportRefused(
-            f"there is no entry 'model', but {_few(top.values())}: choose the one of the model by --model, or "
-            "give --model '' if the names of its parameters are at the top"
+            f"there is no entry 'model', but {_few(top.values())}: choose the model's entry with --model, or give "
+            "--model '' if the names of its parameters are at the top level"
         )
     if model:
         names = {key: key.removeprefix(f"{model}.") for key in tensors if top[key] == model and key != model}

@@ -253,10 +253,13 @@ def _count_tensors(states: dict[str, Any]) -> int:
 def _require_options(format: Format, degraded: bool, config: Path | None) -> None:  # noqa: A002
     if degraded and format != "safetensors":
         raise ValueError(
-            f"a {format} export has no room for lost tensors: use --format safetensors with --degraded"
+            f"a {format} export cannot leave out lost tensors: use --format safetensors with --degraded"
         )
     if (config is None) == (format == "hf"):
-        raise ValueError("--format hf, and no other, needs --config: the model's config.json, or its directory")
+        raise ValueError(
+            "--format hf needs --config, and other formats do not take it: give the model's config.json, or its "
+            "directory"
+        )
 
 
 def _require_free(target: Path, format: Format, force: bool) -> None:  # noqa: A002

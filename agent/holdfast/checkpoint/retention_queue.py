@@ -34,8 +34,9 @@ MIN_KEPT = 3
 NOT_REMOVABLE = (errno.EBUSY, errno.EACCES, errno.EPERM)
 """Errors of one checkpoint, after which others may still be removed."""
 MOST_IN_VAIN = 2
-"""Number of checkpoints removed without a sign of more room: an object store may count what was deleted for a
-while, free space may be reported wrongly, and another program may take it."""
+"""Most checkpoints to remove while free space does not grow: an object store may count deleted objects for a
+while, free space may be reported wrongly, and another program may use it.
+"""
 MOST_DESCRIBED = 500
 """Number of newest checkpoints whose manifests are read for a server that does not know them."""
 MOST_NAMED = 10
@@ -317,9 +318,9 @@ class RetentionQueue:
             self._reporter.notice(
                 "warning",
                 "full",
-                f"store {self._store.url} is full and has room for only {kept} of the checkpoints, while "
-                f"retention {rules}: those that cost least are removed, so that the newest are saved. Free space, "
-                "lower keep, change retention, or move the store",
+                f"store {self._store.url} is full and has room for only {kept} checkpoints, while retention "
+                f"{rules}: the least valuable ones are removed so that the newest can be saved. Free space, lower "
+                "keep, change retention, or move the store",
             )
 
     def _run(self) -> None:

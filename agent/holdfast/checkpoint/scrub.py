@@ -219,7 +219,7 @@ class _Scrub:
             self._read(ranges, keep=True)
         rebuilt, now = build_parity(entry.code, file.name, _parts(ranges), contents_of(manifest, file))
         if now != entry:
-            self._add(entry.name, "damaged", damage, "this release computes other parity")
+            self._add(entry.name, "damaged", damage, "this release computes parity differently")
             return
         self._replace(entry.name, damage, [rebuilt])
 

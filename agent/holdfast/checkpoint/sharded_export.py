@@ -99,7 +99,7 @@ def _model_in(trees: Mapping[str, Any]) -> str:
     if "model" in modules:
         return "model"
     there = ", ".join(modules) or "no module"
-    raise LookupError(f"hf is the format of one model, and the checkpoint has {there}: choose one by --only")
+    raise LookupError(f"hf is the format of one model, and the checkpoint has {there}: choose one with --only")
 
 
 def copy_config(config: Path, target: Path) -> None:

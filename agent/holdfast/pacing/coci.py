@@ -56,10 +56,10 @@ def coci(profile: Profile, settings: PacingSettings, history: FailureHistory) ->
     if even.interval > ceilings.written or ceilings.written <= max(ceilings.overhead or 1, ceilings.pipeline):
         return _evenly(even, f"the write budget of {format_rate(rate)} does not bind")
     if progress is None or progress.total_iterations is None:
-        return _evenly(even, "the number of iterations of the job is not known (total=, or HOLDFAST_TOTAL)")
+        return _evenly(even, "the number of iterations of the job is unknown: set total= or HOLDFAST_TOTAL")
     ahead = progress.total_iterations - progress.iteration
     if ahead <= 0:
-        return _evenly(even, f"the job is past its {format_iterations(progress.total_iterations)}")
+        return _evenly(even, f"the job is past its total of {format_iterations(progress.total_iterations)}")
     if progress.curve is None or not progress.curve.is_falling:
         return _evenly(even, progress.why_no_curve or "the loss is not known")
     left = checkpoints_left(profile, settings, progress)

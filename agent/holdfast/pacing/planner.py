@@ -69,7 +69,7 @@ def goodput(profile: Profile, settings: PacingSettings, history: FailureHistory)
     best = optimal_interval(profile, failures.rate)
     cost = describe_cost(profile, checkpoint_cost(profile))
     reason = (
-        f"for the most progress in the time there is: best every {format_iterations(best)} "
+        f"for the most progress per unit of time: best every {format_iterations(best)} "
         f"({duration(best * profile.iteration_seconds)}), as {cost} and {describe_failures(failures)}"
     )
     plan = forecast_within_ceilings(profile, settings, history, best, policy="goodput", reason=reason)

@@ -275,13 +275,12 @@ def describe(found: Iterable[SettingDifference]) -> list[str]:
         arguments = ", ".join(f"{keyword}={_argument(dict.fromkeys(each))}" for keyword, each in names.items())
         pairs = ", ".join(f'"{keyword}": {_argument(dict.fromkeys(each))}' for keyword, each in names.items())
         messages.append(
-            f"settings of the checkpoint replace those of the script: {_listed(replaced)}. To take the script's, "
-            f"call session.keep({arguments}) before session.resume(), or give an adapter "
-            f"keep_settings={{{pairs}}}"
+            f"settings of the checkpoint replace those of the script: {_listed(replaced)}. To use the script's, "
+            f"call session.keep({arguments}) before session.resume(), or give an adapter keep_settings={{{pairs}}}"
         )
     if fixed:
         messages.append(
-            "the checkpoint was trained with other settings than those of the script, which are in force: "
+            "the checkpoint was trained with other settings than those of the script; the script's are in force: "
             f"{_listed(fixed)}"
         )
     return messages

@@ -122,7 +122,7 @@ class LoadableObjects:
                 self._require_fit(keyword, trees, shapes)
             except IncompatibleCheckpoint as error:
                 self._left.add(keyword)
-                messages.append(f"{keyword} starts as the script made it, as session.keep asks: {error}")
+                messages.append(f"{keyword} starts as the script created it, as session.keep requests: {error}")
         return messages
 
     def differences(self, trees: Mapping[str, Tree], shapes: Shapes) -> list[SettingDifference]:
@@ -205,7 +205,9 @@ class LoadableObjects:
                 message = f"{keyword}: {type(self.objects[keyword]).__name__} refused its state: {_text(error)}"
                 if undo and keyword in self._kept:
                     self._put_back([before.pop()], random, message)
-                    logger.warning("%s starts as the script made it, as session.keep asks: %s", keyword, message)
+                    logger.warning(
+                        "%s starts as the script created it, as session.keep requests: %s", keyword, message
+                    )
                     continue
                 self._put_back(before, random, message)
                 raise IncompatibleCheckpoint(message, keyword) from error

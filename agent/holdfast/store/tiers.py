@@ -142,7 +142,8 @@ class TieredStore(Store):
             return self.near.join(job, checkpoint, attempt, folder, size_bytes)
         except FileNotFoundError as error:
             reason = (
-                f"{error.strerror}. A disk of each host cannot be drained: give a directory that all hosts share"
+                f"{error.strerror}. The local disk of each host cannot be drained: give a directory that all "
+                "hosts share"
             )
             raise OSError(errno.ENOENT, reason, error.filename) from error
 
@@ -258,9 +259,9 @@ class TieredStore(Store):
     def _refuse(self, job: str, other: Attempt, newest: str) -> NoReturn:
         raise TwoHistories(
             f"{job} was trained on {other.host} (attempt {other.number} in {self.far.url}) and, since they last "
-            f"met, here (to {newest} in {self.near.url}): these are two histories. To go on from {self.far.url}, "
-            f"move {self.near.root / job} away; to go on from here, give the job another name, or drain it to "
-            "another place"
+            f"agreed, here (to {newest} in {self.near.url}): the two histories conflict. To continue from "
+            f"{self.far.url}, move {self.near.root / job} away; to continue from here, give the job another name, "
+            "or drain it to another address"
         )
 
     def _create(self, store: Store, job: str, name: str, record: msgspec.Struct) -> None:

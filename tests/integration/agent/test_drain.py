@@ -206,7 +206,7 @@ def test_two_machines_that_both_trained_on_are_told_apart_before_anything_is_cha
         drained(tmp_path / "second", far).run(until=13, after=after_copies(far)).crash()
         there = iterations(far)
         before = sorted(path.name for path in (tmp_path / "first" / "job").iterdir())
-        with pytest.raises(TwoHistories, match=r"two histories.*move .*/first/job away"):
+        with pytest.raises(TwoHistories, match=r"two histories conflict.*move .*/first/job away"):
             drained(tmp_path / "first", far)
         assert iterations(far) == there
         assert sorted(path.name for path in (tmp_path / "first" / "job").iterdir()) == before

@@ -124,7 +124,7 @@ def test_code_that_the_metadata_names_is_not_run(saved, store, tmp_path):
             return (open, (str(tmp_path / "ran"), "w"))
 
     (saved[0] / ".metadata").write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(ImportRefused, match=r"io\.open is not a type that such metadata consists of"):
+    with pytest.raises(ImportRefused, match=r"io\.open is not a type that DCP metadata may contain"):
         import_dcp(saved[0], store, "new")
     assert not (tmp_path / "ran").exists()
 
@@ -136,7 +136,7 @@ def test_a_file_outside_of_the_directory_is_not_read(saved, store, path):
     for each in metadata.storage_data.values():
         each.relative_path = path
     file.write_bytes(pickle.dumps(metadata))
-    with pytest.raises(ImportRefused, match="is no file of its directory"):
+    with pytest.raises(ImportRefused, match="is not a file in its directory"):
         import_dcp(saved[0], store, "new")
 
 

@@ -85,9 +85,12 @@ def test_without_a_curve_checkpoints_are_spaced_evenly_and_the_reason_says_so():
 @pytest.mark.parametrize(
     ("progress", "why"),
     [
-        (None, "the number of iterations of the job is not known (total=, or HOLDFAST_TOTAL)"),
-        (TrainingProgress(iteration=5, curve=curve(5)), "the number of iterations of the job is not known"),
-        (TrainingProgress(iteration=TOTAL, total_iterations=TOTAL, curve=curve(5)), "the job is past its 100,000"),
+        (None, "the number of iterations of the job is unknown: set total= or HOLDFAST_TOTAL"),
+        (TrainingProgress(iteration=5, curve=curve(5)), "the number of iterations of the job is unknown"),
+        (
+            TrainingProgress(iteration=TOTAL, total_iterations=TOTAL, curve=curve(5)),
+            "the job is past its total of 100,000",
+        ),
         (TrainingProgress(iteration=5, total_iterations=TOTAL, curve=curve(-1)), "the loss is not known"),
     ],
 )

@@ -43,7 +43,7 @@ def test_a_large_job_has_the_published_optimum_in_whole_iterations() -> None:
     assert (made.interval, made.policy) == (66, "goodput")
     assert made.ettr == pytest.approx(0.935, abs=0.0005)
     assert made.reason == (
-        "for the most progress in the time there is: best every 66 iterations (5 min 30 s), as a checkpoint costs "
+        "for the most progress per unit of time: best every 66 iterations (5 min 30 s), as a checkpoint costs "
         "5 s (measured) and a failure is expected every 3 h 5 min (as set); 93.5 % of the time moves training "
         "forward"
     )

@@ -146,7 +146,9 @@ def test_an_object_that_does_not_fit_is_refused_with_the_way_to_start_without_it
     kept.average = kept.session._training.registry.objects["average"]
     kept.average.values.fill_(7)
     kept.train(3)
-    assert "average starts as the script made it, as session.keep asks: the checkpoint holds no" in caplog.text
+    assert (
+        "average starts as the script created it, as session.keep requests: the checkpoint holds no" in caplog.text
+    )
     assert kept.optimizer.state
     jobs.pop().close()
     again = with_average()
@@ -223,7 +225,7 @@ def test_settings_of_a_loader_are_named_once(tmp_path, caplog, jobs, given):
     assert train(4, 3) == []
     (message,) = train(8, 4)
     assert message.endswith(
-        "other settings than those of the script, which are in force: loader batch_size 4 (here 8)"
+        "other settings than those of the script; the script's are in force: loader batch_size 4 (here 8)"
     )
     caplog.clear()
     assert train(8, 5) == []

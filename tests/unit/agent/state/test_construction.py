@@ -81,7 +81,7 @@ def test_a_setting_of_an_optimizer_is_named_with_both_values_and_the_way_to_take
     (message,) = resume(one, two, older=older)
     (name,) = here
     assert message == (
-        f"settings of the checkpoint replace those of the script: optimizer {what}. To take the script's, call "
+        f"settings of the checkpoint replace those of the script: optimizer {what}. To use the script's, call "
         f'session.keep(optimizer="{name}") before session.resume(), or give an adapter '
         f'keep_settings={{"optimizer": "{name}"}}'
     )
@@ -132,7 +132,7 @@ def test_a_setting_of_a_schedule_is_named_and_kept_as_if_the_job_had_had_it_from
 ):
     one, two = Job(functools.partial(make, **before)).train(5), Job(functools.partial(make, **now))
     (message,) = resume(one, two)
-    assert f"scheduler {what}. To take the script's, call session.keep(scheduler=" in message
+    assert f"scheduler {what}. To use the script's, call session.keep(scheduler=" in message
     assert two.schedule.state_dict() == one.schedule.state_dict()
     kept, expected = Job(functools.partial(make, **now)), Job(functools.partial(make, **now))
     names = [part.split()[0] for part in what.split("), ")]
@@ -149,9 +149,7 @@ def test_a_one_cycle_schedule_is_lengthened():
 
     one, two, expected = Job(cycle(8)).train(7), Job(cycle(16)), Job(cycle(16)).train(7)
     (message,) = resume(one, two)
-    assert (
-        "scheduler total_steps 8 (here 16). To take the script's, call session.keep(scheduler=\"total" in message
-    )
+    assert "scheduler total_steps 8 (here 16). To use the script's, call session.keep(scheduler=\"total" in message
     kept = Job(cycle(16))
     kept.registry.keep((), {"scheduler": ["total_steps"]})
     assert resume(one, kept) == []
@@ -182,7 +180,7 @@ def test_a_plateau_schedule_keeps_its_count_with_the_scripts_patience():
 def test_values_of_functions_are_named_as_those_in_force():
     (message,) = resume(Job(warm_up), Job(functools.partial(warm_up, length=6)))
     assert message == (
-        "the checkpoint was trained with other settings than those of the script, which are in force: "
+        "the checkpoint was trained with other settings than those of the script; the script's are in force: "
         "scheduler length 4 (here 6)"
     )
 
@@ -412,7 +410,7 @@ def test_an_optimizer_that_is_left_as_it_is_has_the_rate_of_its_schedule():
     shapes = shapes_of(captured)
     (message,) = two.registry.leave_unfitting(captured.trees, shapes)
     assert message.startswith(
-        "optimizer starts as the script made it, as session.keep asks: optimizer: [1] parameters"
+        "optimizer starts as the script created it, as session.keep requests: optimizer: [1] parameters"
     )
     two.registry.check(captured.trees, shapes)
     two.registry.apply(captured.trees, captured.tensors, shapes)
