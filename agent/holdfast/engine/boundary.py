@@ -219,9 +219,9 @@ class Boundary:
         what = "taken again at once"
         if self._torn == 2:
             what = (
-                "from now on training waits while a checkpoint is copied, because something other than the step "
-                "of a given optimizer changes tensors: a swap of weights around an evaluation, an average, a "
-                "write after session.step. Make the change before session.step to copy while training goes on"
+                "from now on training waits while a checkpoint is copied, because something other than an "
+                "optimizer step changes tensors, such as a swap of weights around an evaluation, an average, or a "
+                "write after session.step. Make the change before session.step to copy while training continues"
             )
         if self._torn <= 2:
             self._reporter.notice("warning", "torn", f"{run.result.reason}; {what}")
@@ -542,8 +542,9 @@ class Boundary:
         self._reporter.notice("error", "ranks", f"{error}; checkpoints stop, training continues as far as it can")
 
     def _is_replaced(self) -> bool:
-        """Check in the store whether a newer attempt has begun, as the server reports; seldom, since it may be
-        slow."""
+        """Check in the store whether a newer attempt has begun, as the server reports; rarely, since it may be
+        slow.
+        """
         now = time.monotonic()
         if self._lifecycle.state is Life.REPLACED or now < self._store_asked_at + ASK_STORE_SECONDS:
             return False

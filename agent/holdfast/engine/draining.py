@@ -94,7 +94,7 @@ class DrainQueue:
             left = self._newest if self._newest != self._copied else None
         if left is not None:
             logger.warning(
-                "%s: the newest checkpoint, %s, is in %s alone: the next start copies it to %s",
+                "%s: the newest checkpoint, %s, is only in %s: the next start copies it to %s",
                 *(self._job, left, self._store.near.url, self._store.far.url),
             )
 

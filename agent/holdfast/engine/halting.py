@@ -28,9 +28,9 @@ from holdfast.telemetry.reporter import Reporter
 logger = logging.getLogger("holdfast")
 
 ROUND_SECONDS = 0.25
-"""Time between two looks at what operators want."""
+"""Time between two checks of what operators want."""
 STORE_ROUND_SECONDS = 5.0
-"""Time between two looks into the store."""
+"""Time between two checks of the store."""
 
 Next = Literal["stay", "continue", "end", "exit", "restore", "fenced"]
 
@@ -98,7 +98,7 @@ class Halting:
             is_saved = halt.order is None or self._save()
             if halt.action == "pause":
                 if not is_saved:
-                    self._notice("warning", "the checkpoint before the pause failed: a crash would lose more")
+                    self._notice("warning", "the checkpoint before the pause failed: a crash now loses more work")
                 halt = self._pause(halt)
                 is_saved = halt.action != "end" or self._save()
             if halt.action == "end":
@@ -108,7 +108,7 @@ class Halting:
                 self._progress.rest(is_resting=False)
 
     def _pause(self, halt: Halt) -> Halt:
-        """Wait until an operator continues or ends training, or a signal ends it; return how it goes on."""
+        """Wait until an operator continues or ends training, or a signal ends it; return how it continues."""
         self._report("paused", halt)
         self._notice("warning", f"training is paused by {halt.by} {self._where}; {self._way_on}")
         while True:
@@ -126,12 +126,12 @@ class Halting:
                 halt = self._ranks.decide(lambda: self._next_halt, Halt)
                 if step == "continue":
                     self._report("continued", halt)
-                    self._notice("info", f"training goes on {self._where}, continued by {halt.by}")
+                    self._notice("info", f"training continues {self._where}, as requested by {halt.by}")
                 return halt
 
     @property
     def _where(self) -> str:
-        """Where training stands now: a restore while it is paused moves it."""
+        """Current position in training, which a restore during the pause changes."""
         return f"after iteration {self._reporter.position.iteration:,}"
 
     @property
@@ -187,7 +187,7 @@ class Halting:
     def _refuse_to_end(self, halt: Halt) -> None:
         reason = "there is no durable checkpoint of this iteration"
         self._report("failed", halt, reason)
-        self._notice("error", f"training goes on, although {halt.by} wanted to end it: {reason}")
+        self._notice("error", f"training continues, although {halt.by} requested its end: {reason}")
 
     def _report(self, state: HaltState, halt: Halt, reason: str | None = None) -> None:
         """Note the state in the store, and report it."""
@@ -204,7 +204,7 @@ class Halting:
                 history.store.append(history.job, note)
                 self._is_noted = True
             except (OSError, Fenced) as error:
-                self._notice("warning", f"that training is {state} is not noted in the store: {error}")
+                self._notice("warning", f"cannot record in the store that training is {state}: {error}")
         self._reporter.event(
             HaltReport(
                 at=now, iteration=position.iteration, lineage=position.lineage, state=state,

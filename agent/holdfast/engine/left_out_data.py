@@ -101,11 +101,11 @@ class ToLeaveOut:
         self._pending = [each for each in pending if each.world_size == here]
         for each in pending:
             if each.world_size != here:
-                self._drop(each, f"they are those of {each.world_size} ranks, and there are {here}")
+                self._drop(each, f"they were counted on {each.world_size} ranks, and this job has {here}")
         for number, position in enumerate(positions):
             if world_size != here and (batches := position.pop(LEAVE_OUT, 0)):
                 left_out = LeftOutData(iteration=iteration, batches=batches, loader=number)
-                self._drop(left_out, f"they are those of {world_size} ranks, and there are {here}")
+                self._drop(left_out, f"they were counted on {world_size} ranks, and this job has {here}")
         _note(self._due(iteration), positions)
 
     def go_to(self, number: int, cursor: Cursor, position: Position | None, iteration: int) -> None:
@@ -163,7 +163,7 @@ class ToLeaveOut:
         for each, reason in dropped:
             left_out = _without(left_out, each)
             reporter.notice(
-                "error", "left_out", f"{_named(each)} cannot be left out, and are trained on: {reason}"
+                "error", "left_out", f"{_named(each)} cannot be left out, so training uses them: {reason}"
             )
         head = history.head
         try:
@@ -175,7 +175,9 @@ class ToLeaveOut:
             )
         except (OSError, HoldfastError) as error:  # the checkpoints of this attempt are right all the same
             history.continue_lineage(msgspec.structs.replace(history.lineage, left_out=left_out), head)
-            reporter.notice("error", "left_out", f"the store still names data as left out that was not: {error}")
+            reporter.notice(
+                "error", "left_out", f"the store still lists data as left out that training used: {error}"
+            )
         else:
             reporter.lineage_began(history.lineage)
 

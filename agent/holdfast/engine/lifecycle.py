@@ -101,17 +101,17 @@ class Lifecycle:
         """Why `iteration` and those after it are only counted."""
         if self.state is Life.FORKED:
             return (
-                "this process was forked from the one that made the session, and takes no checkpoints; make the "
+                "this process was forked from the one that made the session, and takes no checkpoints; create the "
                 "session after the fork"
             )
         if self.state is Life.HALF_RESTORED:
             return (
                 f"a restore failed while it was applied: iteration {iteration:,} and those after it are in no "
-                "checkpoint; start the script again"
+                "checkpoint; restart the script"
             )
         return (
             f"session.step() after session.close(): iteration {iteration:,} and those after it are in no "
-            "checkpoint; make a new Session to train on"
+            "checkpoint; create a new Session to continue training"
         )
 
     @property

@@ -1,4 +1,4 @@
-"""The one door of operators: what they want, received while training goes on, and followed at a boundary."""
+"""Settings and orders of operators: received while training continues, and applied at a boundary."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Operator:
         self._script, self._rules = script, rules
         """Settings of the script, for what no operator has set."""
         self._own_on_trouble = self.on_trouble = on_trouble
-        """The rule about wrong losses: of the script, and in force."""
+        """The rule about wrong losses: the script's, and the one in force."""
         self.first = Desired()
         """Desired state when this attempt started."""
         self._pauses = 0

@@ -1,6 +1,6 @@
 """Parts of a session that only some jobs use, and the saver that is built from them.
 
-What such a part needs is imported where a job uses it.
+What such a part needs is imported only where a job uses it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of the position in training, beside the positions of loaders."""
+"""What a checkpoint holds of the position in training, in addition to the positions of loaders."""
 
 from __future__ import annotations
 

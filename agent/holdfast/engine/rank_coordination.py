@@ -73,8 +73,8 @@ class DistributedCoordinator(BoundaryCoordinator):
         if self._ended or iteration > self._at:
             done = "has ended after" if self._ended else "decided for"
             raise RanksLost(
-                f"this rank has finished iteration {iteration:,}, and rank 0 {done} iteration {self._at:,}: "
-                "every rank has to call session.step() equally often"
+                f"this rank has finished iteration {iteration:,}, and rank 0 {done} iteration {self._at:,}: every "
+                "rank must call session.step() equally often"
             )
         return self._next if iteration == self._at else Decision()
 

@@ -58,7 +58,7 @@ HEARTBEAT_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What is in place when training starts; by itself: nothing, a fresh start."""
+    """The state when training starts; the defaults describe a fresh start."""
 
     loaded: LoadedCheckpoint | None = None
     lineage: Lineage | None = None

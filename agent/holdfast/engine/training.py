@@ -238,8 +238,8 @@ class Training:
             return None
         self._is_replay_reported = True
         return (
-            "a CUDA graph replays optimizer steps, which call no hooks then: each checkpoint is copied while "
-            "training waits. Call session.wait_copied() before each graph.replay() to copy while training goes on"
+            "a CUDA graph replays optimizer steps without calling hooks, so training waits while each checkpoint "
+            "is copied. Call session.wait_copied() before each graph.replay() to copy while training continues"
         )
 
     def unsaved(self) -> list[tuple[str, str]]:
@@ -538,7 +538,7 @@ class Training:
                 except Exception as error:  # only the last bits of sums depend on it: the job goes on
                     reason = f"{type(error).__name__}: {error}"
                 if reason is not None:
-                    messages.append(f"gradients may be summed up in another order than before: {reason}")
+                    messages.append(f"gradients may be summed in another order than before: {reason}")
         return messages
 
     def failed(self, times: int) -> None:

@@ -45,7 +45,7 @@ class TroubleRule:
         """The store could not be read when a decision was due, as was reported."""
 
     def change(self, rule: OnTrouble) -> None:
-        """Follow another rule from now on; what was due by the one before is not."""
+        """Follow another rule from now on, and drop what was due by the previous one."""
         self._rule, self._target, self.halt = rule, None, None
 
     def report(self) -> None:
@@ -84,7 +84,7 @@ class TroubleRule:
         self.halt = None
 
     def restarted(self, iteration: int) -> None:
-        """Go on after a restore, whoever asked for it."""
+        """Continue after a restore, whether this rule or an operator requested it."""
         self._watch.restart(iteration)
         self._target, self.halt, self._lineage, self._has_failed = None, None, 0, False
         self._retention.protect(Protector.TROUBLE, None)
@@ -154,7 +154,7 @@ class TroubleRule:
         then = self._rule.then if self._rule.mode == "restore" else "alert"
         if then != "alert":
             self.halt = Halt(then, POLICY)
-        follows = {"alert": "the job goes on as it is", "pause": "training is paused", "end": "training ends"}[
+        follows = {"alert": "the job continues unchanged", "pause": "training is paused", "end": "training ends"}[
             then
         ]
         message = f"the loss is wrong from iteration {trouble:,} on, and {follows}: {why}"

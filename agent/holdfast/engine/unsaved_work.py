@@ -112,7 +112,7 @@ def describe_replacement(store: Store, job: str, attempt: int) -> str:
             other = f" (attempt {newest.number}, process {newest.pid} on {newest.host})"
     if supervisor_channel.is_supervised():
         follows = (
-            "This one saves nothing from now on, and ends. If it is another training, give it another job name"
+            "This one saves nothing from now on, and ends. If it is a different training, give it another job name"
         )
     else:
         follows = "This one saves nothing from now on: stop it, or give it another job name"
@@ -135,5 +135,5 @@ def describe_running_predecessor(store: Store, job: str, attempt: int) -> str | 
         return None
     return (
         f"attempt {before.number} (process {before.pid} on this machine) was still running and can no longer "
-        "save. If it is another training, give that one its own job name"
+        "save. If it is a different training, give it another job name"
     )

@@ -42,9 +42,9 @@ MOST_SAMPLES, LEAST_SAMPLES, SAMPLED_SHARE = 1024, 16, 1 / 64
 MOST_FIRST_SAMPLES = 64
 """The same before the first checkpoint, while training waits."""
 MOST_CHANGED_SHARE = 0.1
-"""A tensor of which more changes between two checkpoints is written in full."""
+"""Share of changed leaves above which a tensor is written in full."""
 MOST_REGION_SHARE = 0.3
-"""A new base is written when region files would exceed this share of it: that limits what a restore reads."""
+"""Share of the base that region files may reach before a new base is written: it limits what a restore reads."""
 MOST_MERGED_SHARE = 0.75
 """A new base is written as well when they are merged and exceed this share of that limit: they soon would."""
 LEAST_GROWTH = 1.5

@@ -69,7 +69,7 @@ class ReportProject(Struct, kw_only=True, frozen=True):
     jobs: int
     failures: int
     iterations: int
-    """Iterations that stand."""
+    """Iterations that were not discarded."""
     lost_iterations: int
     """Iterations that failures and restores discarded."""
     gpu_hours: float

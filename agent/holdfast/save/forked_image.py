@@ -42,7 +42,9 @@ LEAVES_AT_ONCE = 4096
 NICENESS = 5
 """Training runs first, but a child at 10, as background threads have, took five times as long as a copy."""
 _THREADS = r"This process .*is multi-threaded"
-"""How a warning of Python 3.12 and later begins, about forks beside threads: the child waits for none of them."""
+"""How a warning of Python 3.12 and later begins, about forks of a process with threads: the child waits for none
+of them.
+"""
 WRITE, HASH, READ = b"W", b"H", b"R"
 _REQUEST = struct.Struct("=cqq")
 """What to do, a number, and how many integers of 8 bytes follow: positions in a file, sizes or ranges."""
@@ -59,7 +61,7 @@ class ForkedImage:
     """The memory of one instant, in a child. Use it from one thread at a time; `close` ends the child.
 
     Args:
-        pidfd: descriptor of the child, which no later process with the same number can be taken for.
+        pidfd: descriptor of the child, which cannot refer to a later process with the same number.
         connection: to the child.
         ranges: addresses of the memory.
     """
@@ -155,7 +157,7 @@ class ForkedImage:
         while at < size_bytes:
             left = None if deadline is None else 1000 * max(0.0, deadline - time.monotonic())
             if not (events := dict(waiting.poll(left))):
-                raise ImageLost("the forked process did not begin: a handler of a library blocks it after a fork")
+                raise ImageLost("the forked process did not begin: a fork handler of a library blocks it")
             count = 0
             if self._connection.fileno() in events:
                 with contextlib.suppress(ConnectionError):

@@ -1,4 +1,4 @@
-"""Where an attempt stands in the history of its job: number, lineage, newest durable checkpoint, known damage."""
+"""An attempt's position in the history of its job: number, lineage, newest durable checkpoint, known damage."""
 
 from __future__ import annotations
 

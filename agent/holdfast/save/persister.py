@@ -181,7 +181,7 @@ class Persister:
         try:
             self._ranks.decline(number, reason)
         except Exception as error:  # the next exchange with the other ranks fails the same way
-            logger.debug("checkpoint %d was not declined: %s", number, error)
+            logger.debug("could not decline checkpoint %d: %s", number, error)
 
 
 def _problem(run: Run) -> NotPrepared | None:

@@ -178,7 +178,7 @@ class CheckpointEvents:
                 "warning",
                 "numbers",
                 f"the server reports {number}, but the newest in store {self._store.url} is {known:,}: the "
-                "server's number is ignored. Unless the store was emptied, a wrong number was reported",
+                "server's number is ignored. If the store was not emptied, an agent reported a wrong number",
             )
         return 0
 

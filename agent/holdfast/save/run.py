@@ -181,11 +181,11 @@ class Run:
         self.id = draft.id
         self.number, self.mode, self.at_once, self.survived = number, mode, at_once, survived
         self.is_urgent = False
-        """Something waits for its end: no limit of the store's rate applies any more."""
+        """Whether something waits for its end, so that the rate limit of the store no longer applies."""
         self._lock = threading.Lock()
         self.state = RunState.REQUESTED
         self._copied, self._settled = threading.Event(), threading.Event()
-        """Set when the listeners have returned from the transition."""
+        """Event that is set when the listeners have returned from the transition."""
         # set by transitions only
         self.draft = draft
         self.arena: Arena | None = None

@@ -128,7 +128,7 @@ class Snapshotter:
                         check.require_same(captured.trees, layout.slots, layout.views, captured.shards)
                 # keep the copying thread alive; the first checkpoint fails the same way and reports it
                 except Exception as error:
-                    logger.debug("not prepared for the first checkpoint: %s", error)
+                    logger.debug("could not prepare the first checkpoint: %s", error)
                 finally:
                     self._release(layout)
 

@@ -178,7 +178,7 @@ class BatchSender:
                 return
 
     def _send(self, sealed: SealedBatch, payload: bytes, limit_seconds: float) -> bool:
-        """Send a batch. Return whether the server answered, be it to reject samples for now."""
+        """Send a batch. Return whether the server answered, even if it rejected samples for now."""
         sent_at = monotonic()
         try:
             ack = self._client.ingest(payload, sealed.key.sequence, limit_seconds=limit_seconds)

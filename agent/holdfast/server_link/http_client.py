@@ -41,7 +41,7 @@ REQUEST_SECONDS = 15.0
 MAX_RESPONSE_BYTES = 256 * 1024
 """The largest response that an agent reads."""
 _NO_TLS = "WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"
-NO_API = f"no Holdfast API: give the server's address only, such as {DEFAULT_SERVER}"
+NO_API = f"no Holdfast API here: give only the server's address, such as {DEFAULT_SERVER}"
 MAX_RETRY_AFTER_SECONDS = 600.0
 UNAUTHORIZED_RETRY_SECONDS = 60.0
 _FOR_AGENTS: Any = {"max_bytes": MAX_RESPONSE_BYTES, "tries": 2}
@@ -49,7 +49,7 @@ FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 30.0
 
 
 class RequestFailed(Exception):
-    """A request failed for a reason that may pass."""
+    """A request failed for a reason that may be temporary."""
 
     def __init__(self, reason: str, *, retry_seconds: float = 0.0) -> None:
         super().__init__(reason)

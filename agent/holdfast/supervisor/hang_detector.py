@@ -27,8 +27,9 @@ class HangDetector:
     """Detects that one start of a trainer hangs, from its step count at regular intervals.
 
     Args:
-        factor: a hang is a silence of this many typical iteration times; 0 turns detection off.
-        min_seconds: a shorter silence is no hang, however short iterations are.
+        factor: a trainer hangs after this many typical iteration times without an iteration; 0 turns detection
+            off.
+        min_seconds: a shorter time without an iteration is no hang, however short iterations are.
         began: time at which the trainer was started.
     """
 

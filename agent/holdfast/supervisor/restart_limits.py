@@ -25,7 +25,7 @@ class RestartLimits:
     hang_factor: float = 50.0
     """A trainer hangs after this many typical iteration times without an iteration; 0: never."""
     hang_least_seconds: float = 600.0
-    """The shortest hang: scripts evaluate now and then, and may write files of their own."""
+    """The shortest hang: scripts sometimes evaluate, or write other files."""
 
     host_faults: int = 0
     """Ends by a fault of this host within a day after which the supervisor ends as well; 0: never."""

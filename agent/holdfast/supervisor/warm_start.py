@@ -237,14 +237,14 @@ class WarmStarts:
         if imports.pid != trainer:
             return f"the processes that train are started by {shlex.join(self._command[:3])}"
         if imports.orig_argv != self._command or imports.main is None:
-            return "the script starts itself anew"
+            return "the script re-executes itself"
         try:
             content = Path(f"/proc/{trainer}/environ").read_bytes()
         except OSError:
             return "the environment of the trainer cannot be read"
         pairs = (entry.partition(b"=") for entry in content.split(b"\0") if entry)
         if {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs} != self._environment:
-            return "the script starts itself anew in another environment"
+            return "the script re-executes itself in another environment"
         return None
 
 

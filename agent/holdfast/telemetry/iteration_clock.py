@@ -86,17 +86,17 @@ class IterationClock:
             self.stall(kind, self._clock() - began)
 
     def restart(self) -> None:
-        """Begin the next iteration now: what passed since the last one was a restore, not training."""
+        """Begin the next iteration now: the time since the last one was a restore, not training."""
         self._began, self._stalls, self._update_seconds = self._clock(), {}, None
         self._gradients_at = self._barrier_seconds = None
 
     def exclude(self, seconds: float) -> None:
-        """Of the time since the last iteration ended, so much was no training."""
+        """Exclude some seconds from the current iteration: they were not training."""
         if self._began is not None:
             self._began += seconds
 
     def gradients_end(self) -> None:
-        """This rank has its last gradient of a backward pass; what follows is for all ranks together."""
+        """Note that this rank has its last gradient of a backward pass; what follows involves all ranks."""
         self._gradients_at = self._clock()
 
     def update_begins(self) -> None:
@@ -110,7 +110,7 @@ class IterationClock:
         self._update_seconds = (self._update_seconds or 0.0) + self._clock() - self._update_began
 
     def end(self, iteration: int, lineage: int) -> Iteration | None:
-        """The iteration that ends now; None for one whose beginning was not seen."""
+        """Return the iteration that ends now; None for one whose beginning was not seen."""
         now = self._clock()
         began, self._began = self._began, now
         stalls, self._stalls = self._stalls, {}
@@ -142,7 +142,7 @@ def _copied(iteration: Iteration, metrics: Mapping[str, Any]) -> tuple[Iteration
 
 
 class MetricReader:
-    """Turns what a loop hands to `step` into numbers, without making it wait for a device.
+    """Turns the metrics given to `step` into numbers, without making training wait for a device.
 
     A tensor on a device is copied to pinned memory behind the kernels already queued; `ready` gives out
     iterations in order, as soon as their copies have arrived.

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from statistics import median
 
 SPREADS = 6.0
-"""How far above the median of the losses before it a loss is that spikes, in multiples of their usual noise."""
+"""Distance of a spike above the median of the losses before it, in multiples of their usual noise."""
 WINDOW = 200
-"""Losses that one is compared with; the first so many iterations of a job are not judged."""
+"""Number of losses that a loss is compared with; that many first iterations of a job are not judged."""
 LEAST_SAMPLES = 50
 NORMAL = 1.4826
 """Standard deviation of normal noise in median absolute deviations."""
 LEAST_SPREAD, LEAST_HEIGHT = 0.01, 0.001
 """Least spread as a share of the median, and least height of a spike as a share of the loss at the start."""
 RECORD, NEWEST_LOSSES = 2.0, 10
-"""How many times as far above the median as all losses but the newest a spike is."""
+"""Ratio of a spike's distance from the median to that of all other losses but the newest."""
 START_LOSSES = 20
 """Losses whose median is the loss at the start."""
 STAYS_UP = 20

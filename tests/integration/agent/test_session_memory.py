@@ -70,7 +70,7 @@ def test_a_child_forked_within_a_copy_trains_on_without_the_session(tmp_path, mo
                 said = [
                     record.message
                     for record in caplog.records
-                    if "make the session after the fork" in record.message
+                    if "create the session after the fork" in record.message
                 ]
                 os._exit(0 if len(said) == 1 and session.iteration == 3 else 1)
             finally:

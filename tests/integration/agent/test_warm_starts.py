@@ -386,7 +386,7 @@ def test_a_script_that_starts_itself_anew_is_started_cold(trainer: WarmTrainer) 
         os.execv(sys.executable, sys.orig_argv)
     """
     trainer.start("", before=before)
-    trainer.wait_for_line("starts are cold: the script starts itself anew in another environment")
+    trainer.wait_for_line("starts are cold: the script re-executes itself in another environment")
     trainer.let_go(1)
     assert trainer.end() == 0
     assert not trainer.is_warm(2)

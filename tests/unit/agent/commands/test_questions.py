@@ -170,7 +170,7 @@ def test_the_address_of_a_page_is_recognised(holdfast: Holdfast) -> None:
         result = holdfast("jobs", "--server", f"{address}/jobs/gpt")
     assert result.exit_code == 3
     assert result.stderr == (
-        f"holdfast: {address}/jobs/gpt: no Holdfast API: give the server's address only, such as "
+        f"holdfast: {address}/jobs/gpt: no Holdfast API here: give only the server's address, such as "
         "http://127.0.0.1:7117\n"
     )
 

@@ -43,7 +43,7 @@ def test_a_start_warns_of_a_process_that_still_trains_the_job(tmp_path, other, c
     warned = [each.message for each in caplog.records if each.levelno >= logging.WARNING]
     assert warned == [
         f"m: attempt 1 (process {other.pid} on this machine) was still running and can no longer save. If it is "
-        "another training, give that one its own job name"
+        "a different training, give it another job name"
     ]
 
 

@@ -420,7 +420,7 @@ def asked_once(address: str, limit_seconds: float = 60.0) -> Desired | None:
         (SILENT, "it closed the connection without a response; this is not a Holdfast server"),
         (SSH, "it does not speak HTTP; this is not a Holdfast server"),
         (WEB, "HTTP 404: this is not a Holdfast server"),
-        (PAGE, "no Holdfast API: give the server's address only, such as http://127.0.0.1:7117"),
+        (PAGE, "no Holdfast API here: give only the server's address, such as http://127.0.0.1:7117"),
     ],
 )
 def test_what_is_no_holdfast_server_is_named_in_one_plain_line(

@@ -200,8 +200,8 @@ def test_a_checkpoint_is_restored_while_training_is_paused(store, linked, uninte
     trainer.session.close()
     assert [each.iteration for each in open_store(store).records("job", Lineage)] == [0, 6]
     assert trainer.losses[8:] == [(each, loss) for each, loss in uninterrupted.items() if each > 6]
-    told = [each.message for each in trainer.link.of(wire.Notice) if each.message.startswith("training goes on")]
-    assert told == ["training goes on after iteration 6, continued by ben"]
+    told = [each.message for each in trainer.link.of(wire.Notice) if each.message.startswith("training continues")]
+    assert told == ["training continues after iteration 6, as requested by ben"]
 
 
 def test_an_end_without_a_durable_checkpoint_is_refused(store, linked, monkeypatch):

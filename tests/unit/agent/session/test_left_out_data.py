@@ -115,7 +115,7 @@ def test_a_job_that_starts_on_another_number_of_ranks_trains_on_the_data(store, 
     record = store / "job" / "lineages" / "000002.json"
     record.write_text(record.read_text().replace('"world_size":1', '"world_size":2'))
     again = LeavingOutJob(store).run(until=8, lineage=3).kill()
-    assert "they are those of 2 ranks, and there are 1" in caplog.text
+    assert "they were counted on 2 ranks, and this job has 1" in caplog.text
     expected = losses_without(())
     assert again.losses == {each: expected[each] for each in (6, 7, 8)}
     assert [len(each.left_out) for each in lineages(store)] == [0, 1, 0]
@@ -243,7 +243,7 @@ def test_a_start_whose_loader_cannot_leave_out_trains_on_the_data(
     monkeypatch.setattr(FakeServerConnection, "first", Desired(version=5, restore=order))
     job = LeavingOutJob(store, loader=loader(), **linked).run(until=7, lineage=3)
     assert list(job.losses) == [6, 7]
-    assert f"{batches} batches after iteration 5 cannot be left out, and are trained on" in caplog.text
+    assert f"{batches} batches after iteration 5 cannot be left out, so training uses them" in caplog.text
     assert reason in caplog.text
     job.session.checkpoint()
     job.run(until=10, lineage=3).kill()
