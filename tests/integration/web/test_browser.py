@@ -357,6 +357,14 @@ def test_on_a_phone_no_figure_of_the_fleet_lies_over_another(open_page: Open, ag
     assert cells.evaluate_all(wide) == []
 
 
+@pytest.mark.parametrize("width", [380, 390, 720])
+def test_on_a_phone_the_whole_verdict_is_to_be_read(open_page: Open, agent: FakeAgent, width: int) -> None:
+    page = open_page("/", width=width)
+    verdict = page.locator(f"#job-{agent.job} .verdict > span")
+    expect(verdict).to_be_visible()
+    assert verdict.evaluate("text => text.scrollWidth <= text.clientWidth && text.clientWidth >= 180")
+
+
 TOP = """async (rows) => {
   const { topOf } = await import("/static/timeline/overhead.js");
   return topOf(rows.map(([budget, measured_overhead]) => ({ budget, measured_overhead })));
