@@ -64,7 +64,7 @@ class Soak:
 
     def _disturb(self, end: float) -> None:
         now = time.monotonic()
-        self.faults.plan_server(now, end - now)
+        self.faults.plan(now, end - now)
         next_fault, next_order = now + self._pause("fault_seconds"), now + self._pause("order_seconds")
         while now < end:
             if now >= next_fault:

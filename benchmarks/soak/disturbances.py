@@ -9,6 +9,7 @@ import itertools
 import os
 import random
 import signal
+import time
 from collections.abc import Callable, Sequence
 
 from benchmarks.soak.processes import Servers, Supervised
@@ -16,7 +17,7 @@ from holdfast.client import Client, Conflict, NotFound, ServerError, Unreachable
 
 SERVER_FAULTS_UNTIL = 0.3
 """Share of the run after which the server runs undisturbed, so that its memory can be judged."""
-SERVER_FAULTS = 4
+SERVER_FAULTS, BUCKET_FAULTS = 4, 3
 Action = Callable[[], bool]
 """Returns whether it was done; else it is tried again."""
 
@@ -48,10 +49,11 @@ class Faults:
     def __init__(self, jobs: Sequence[Supervised], servers: Servers, agenda: Agenda, rng: random.Random) -> None:
         self._jobs, self._servers, self._agenda, self._rng = jobs, servers, agenda, rng
         self.done: collections.Counter[str] = collections.Counter()
-        self._bucket_is_up = True
 
-    def plan_server(self, now: float, seconds: float) -> None:
-        """Spread kills and restarts of the server over the first part."""
+    def plan(self, now: float, seconds: float) -> None:
+        """Spread faults of the bucket, and over the first part kills and restarts of the server."""
+        for number in range(BUCKET_FAULTS):
+            self._agenda.add(now + (number + 0.5) / BUCKET_FAULTS * seconds, self._take_bucket)
         for number in range(SERVER_FAULTS):
             share = (number + self._rng.uniform(0.2, 0.8)) / SERVER_FAULTS * SERVER_FAULTS_UNTIL
             signum = (signal.SIGKILL, signal.SIGTERM)[number % 2]
@@ -66,13 +68,9 @@ class Faults:
         names += ["SIGKILL of a supervisor", "SIGTERM of a supervisor"]
         if job.kind in ("loader", "fork"):
             names += 2 * ["SIGKILL of a helper"]
-        if job.kind == "drain" and self._bucket_is_up:
-            names += 3 * ["bucket down"]
         name = self._rng.choice(names)
         if name == "disk full":
             self._fill(job, now)
-        elif name == "bucket down":
-            self._take_bucket(now)
         else:
             number, target = name.split(" of a ")
             pids = {"rank": job.trainers, "supervisor": job.supervisors, "helper": job.helpers}[target]()
@@ -94,16 +92,16 @@ class Faults:
 
         self._agenda.add(now + self._rng.uniform(5, 20), free)
 
-    def _take_bucket(self, now: float) -> None:
+    def _take_bucket(self) -> bool:
+        self.done["bucket down"] += 1
         self._servers.bucket.kill()
-        self._bucket_is_up = False
 
         def bring_back() -> bool:
             self._servers.bucket.start()
-            self._bucket_is_up = True
             return True
 
-        self._agenda.add(now + self._rng.uniform(5, 30), bring_back)
+        self._agenda.add(time.monotonic() + self._rng.uniform(5, 30), bring_back)
+        return True
 
     def _stop_server(self, number: signal.Signals) -> bool:
         self.done[f"{number.name} of the server"] += 1

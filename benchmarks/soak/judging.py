@@ -66,8 +66,10 @@ def vanished(job: Supervised, client: Client) -> Iterator[str]:
     gone = set(job.ledgers[0].durable) - set((job.folder / "deletions").read_text().split()) - present
     yield from (f"{checkpoint} was durable, is not in the store, and was not deleted" for checkpoint in gone)
     known = {row.id: row for row in every_checkpoint(client, job.kind)}
+    bucket = job.folder.parent / "bucket" / "bucket" / "soak" / job.kind
+    present |= {path.parents[1].name for path in bucket.glob("*/*/manifest.json")}
     for checkpoint, row in known.items():
-        if (row.restorable or row.pinned) and checkpoint not in present:
+        if row.restorable and checkpoint not in present:
             yield f"the server lists {checkpoint}, which is not in the store"
 
 
