@@ -34,7 +34,6 @@ PATIENCE_SECONDS = 300.0
 class Soak:
     def __init__(self, folder: Path, kinds: list[str], options: argparse.Namespace) -> None:
         self._folder, self._options, self._began = folder, options, time.monotonic()
-        self._shared = {path.name for path in Path("/dev/shm").iterdir()}
         bootstrap = environment_of(folder, "", "")
         self.servers = Servers(folder, bootstrap)
         self.servers.bucket.start()
@@ -132,7 +131,7 @@ class Soak:
             self.wrong += wrong
         self.servers.stop(signal.SIGTERM)
         self.servers.bucket.kill()
-        self.wrong += [*self.servers.wrong, *judging.left_over(self._folder, self._shared)]
+        self.wrong += [*self.servers.wrong, *judging.left_over(self._folder)]
         self.rows += memory
         self.rows.append({"what": "faults", **self.faults.done})
         self.rows.append({"what": "orders", **self.orders.done})
@@ -146,7 +145,7 @@ class Soak:
     def end_all(self) -> None:
         """Kill what is left, after an error or a second Ctrl-C."""
         self.servers.bucket.kill()
-        judging.left_over(self._folder, self._shared)
+        judging.left_over(self._folder)
 
     def _say(self, text: str | None) -> None:
         if text is not None:
