@@ -109,10 +109,10 @@ def ends_of_restores(client: Client, restores: Sequence[tuple[str, str]]) -> tup
 
 def left_over(folder: Path) -> list[str]:
     """Return the processes and temporary files that are left, and end those processes."""
-    processes = list(marked(folder))
-    wrong = [f"process {each.pid} is left: {' '.join(each.cmdline())[:120]}" for each in processes]
-    for each in processes:
+    _, left = psutil.wait_procs(list(marked(folder)), timeout=10)
+    wrong = [f"process {each.pid} is left: {each.name()}" for each in left]
+    for each in left:
         each.kill()
-    psutil.wait_procs(processes, timeout=10)
+    psutil.wait_procs(left, timeout=10)
     names = [path.name for path in (folder / "tmp").iterdir() if not path.name.startswith(NOT_OURS)]
     return wrong + [f"left in the temporary directory: {name}" for name in names]
