@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 
 from holdfast.errors import RestoreFailed
-from holdfast.system import processes, supervisor_channel
+from holdfast.system import supervisor_channel
 from holdfast.system.preemption import EXIT_SIGTERM
 from holdfast.telemetry.reporter import TrainingPosition
 
@@ -127,8 +129,11 @@ class Lifecycle:
 
     def close(self, job: str, parts: Iterable[Callable[[], object]]) -> None:
         """Close `parts` in this order, whether or not one of them fails."""
-        # torch's handler raises when a loader worker has died, which would interrupt a part, or end this loop
-        with processes.without_handler(signal.SIGCHLD):
+        with contextlib.ExitStack() as stack:
+            # torch's handler raises when a loader worker has died, which would interrupt a part, or end this loop
+            is_main = threading.current_thread() is threading.main_thread()
+            if is_main and callable(signal.getsignal(signal.SIGCHLD)):
+                stack.callback(signal.signal, signal.SIGCHLD, signal.signal(signal.SIGCHLD, signal.SIG_DFL))
             for part in parts:
                 try:
                     part()

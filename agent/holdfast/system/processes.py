@@ -13,7 +13,6 @@ import select
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -61,23 +60,6 @@ def blocked(*signals: signal.Signals) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def without_handler(signum: signal.Signals) -> Iterator[None]:
-    """Reset the handler that a library has installed for a signal, and restore it afterwards.
-
-    The handler misses signals in between. Only the main thread runs handlers: in other threads nothing happens.
-    """
-    handler = signal.getsignal(signum)
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signum, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signum, handler)
 
 
 @dataclass(slots=True)
