@@ -27,9 +27,10 @@ from holdfast.accelerators import is_accelerator
 from holdfast.inventory.enclosed_state import (
     EnclosedValue,
     enclosed_values,
+    enclosing_holder,
+    functions_in,
     generators_in,
     is_function,
-    parts_of_function,
 )
 from holdfast.state.references import CONTAINERS, attributes, container_type, entries, entry_name, length, slots
 
@@ -155,7 +156,7 @@ class AttributeWalk:
         try:
             for name, value in _attributes(item) if self._visited[type(item)] <= MOST_OF_A_TYPE else ():
                 if name in left_out and name.endswith("_hooks"):
-                    for each in _functions_in(value):
+                    for each in functions_in(value):
                         yield from self._function(generators_in(f"{path}.{name}", each))
                 elif (name not in left_out or _is_callable_of_script(value)) and not is_ignored(name):
                     yield from self._attribute(path, item, name, value, depth)
@@ -182,7 +183,7 @@ class AttributeWalk:
             yield from self._value(path + name, "", value, parts, 0, CONTAINER_DEPTH)
             if parts:
                 kind = getattr(function, "__qualname__", type(function).__name__)
-                holder = _enclosing(_reference(function), name)
+                holder = enclosing_holder(_reference(function), name)
                 self.found[path + name] = Attribute(holder, kind, name.strip("."), parts)
             yield
 
@@ -219,30 +220,6 @@ def _reference(holder: Any) -> Callable[[], Any]:
         return weakref.ref(holder)
     except TypeError:  # its slots have no place for one
         return lambda: None
-
-
-def _enclosing(function: Callable[[], Any], name: str) -> Callable[[], Any]:
-    """Return a holder with the value that a function has now under a name."""
-
-    def holder() -> Any:
-        values = dict(parts_of_function(function()))
-        return _Enclosing(**{name.strip("."): values.get(name)})
-
-    return holder
-
-
-class _Enclosing(types.SimpleNamespace):
-    """What a function refers to, at one instant."""
-
-
-def is_enclosed(attribute: Attribute) -> bool:
-    """Whether a function refers to a value, instead of an object that has it as an attribute."""
-    return isinstance(attribute.holder(), _Enclosing)
-
-
-def _functions_in(value: Any) -> list[Any]:
-    is_small = isinstance(value, dict) and length(value) <= MOST_ENTRIES
-    return [each for _, each in tuple(entries(value)) if is_function(each)] if is_small else []
 
 
 def _is_callable_of_script(value: Any) -> bool:

@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.inventory.attribute_walk import (
     CONTAINER_DEPTH,
@@ -26,14 +25,13 @@ from holdfast.inventory.attribute_walk import (
     children,
     current_value,
     describer_of,
-    is_enclosed,
     is_walked,
     parts_of_loaders,
     read_by,
     settled,
     words_of,
 )
-from holdfast.inventory.enclosed_state import PLACE, is_function
+from holdfast.inventory.enclosed_state import PLACE, functions_of_schedules, is_enclosed
 from holdfast.inventory.missing_state import generators_referred_to
 from holdfast.inventory.script_variables import functions_of_loaders, saved_generators
 from holdfast.state.capture import PLAIN, watch_of
@@ -194,22 +192,8 @@ class ChangingState:
         given = self._registry.given
         known = {id(each) for each in (*given.values(), *self._registry.objects.values())}
         known |= self._generators | saved_generators(loaders)
-        functions = self._functions_of_schedules() | functions_of_loaders(loaders)
+        functions = functions_of_schedules(self._registry.objects) | functions_of_loaders(loaders)
         return AttributeWalk(self._roots() | parts_of_loaders(loaders), known, functions)
-
-    def _functions_of_schedules(self) -> dict[str, Any]:
-        """Return the functions of given schedules of torch, whose `state_dict` leaves them out."""
-        left = [(k, each) for k, each in self._registry.objects.items() if isinstance(each, LRScheduler)]
-        found: dict[str, Any] = {}
-        while left:
-            path, schedule = left.pop()
-            for name, value in attributes(schedule).items():
-                values = value if type(value) in (list, tuple) else (value,)
-                inner = [each for each in values if isinstance(each, LRScheduler)]
-                left += [(f"{path}.{name}[{number}]", each) for number, each in enumerate(inner)]
-                if any(map(is_function, values)):
-                    found[f"{path}.{name}"] = list(values)
-        return found
 
     def _roots(self) -> dict[str, Any]:
         """Return the objects to compare, by keyword; of an adapter, the trainer and its callbacks."""
@@ -271,7 +255,7 @@ class ChangingState:
             if path.startswith(OF_LOADERS) and not _is_used_setting(path, attribute):
                 continue
             was, parts = before.parts, attribute.parts
-            if _is_reseeded(was, parts) or (is_enclosed(attribute) and _has_grown(was, parts)):
+            if _is_reseeded(was, parts) or (is_enclosed(attribute.holder) and _has_grown(was, parts)):
                 continue
             if number == 2 and was == parts and start is not None and _is_from_data(start.parts, parts, path):
                 was = start.parts
@@ -285,7 +269,7 @@ def _is_used_setting(path: str, attribute: Attribute) -> bool:
     """Whether an attribute of a dataset or collate function is a number that its code reads to give samples."""
     kind: Any = type(attribute.holder())
     value = attribute.parts.get("")
-    if is_enclosed(attribute):
+    if is_enclosed(attribute.holder):
         return value is not None and value[0] in ("bool", "int", "float") and not path.endswith(f".{PLACE}")
     is_number = value is not None and value[0] in ("bool", "int", "float")
     is_set = attribute.name == "epoch" and hasattr(kind, "set_epoch")
@@ -295,8 +279,9 @@ def _is_used_setting(path: str, attribute: Attribute) -> bool:
 def _is_reseeded(was: dict[str, Any], parts: dict[str, Any]) -> bool:
     """Whether a script has given a generator of torch another seed, as for each iteration."""
     one, other = was.get(""), parts.get("")
-    are_generators = one is not None and other is not None and one[0] == other[0] == "generator"
-    return are_generators and len(one) == len(other) == 3 and one[2] != other[2]
+    if one is None or other is None or not one[0] == other[0] == "generator":
+        return False
+    return bool(one[2:] != other[2:])
 
 
 def _has_grown(was: dict[str, Any], parts: dict[str, Any]) -> bool:

@@ -7,10 +7,11 @@ import dis
 import functools
 import itertools
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.state.references import (
     CACHING_FUNCTION,
@@ -127,3 +128,42 @@ def tensors_of(value: Any, depth: int = 3) -> Iterator[torch.Tensor]:
     elif depth and not is_function(value):
         for entry in tuple(attributes(value).values()):
             yield from tensors_of(entry, depth - 1)
+
+
+def enclosing_holder(function: Callable[[], Any], name: str) -> Callable[[], Any]:
+    """Return a holder with the value that a function has now under a name."""
+
+    def holder() -> Any:
+        values = dict(parts_of_function(function()))
+        return _Enclosing(**{name.strip("."): values.get(name)})
+
+    return holder
+
+
+class _Enclosing(types.SimpleNamespace):
+    """What a function refers to, at one instant."""
+
+
+def is_enclosed(holder: Callable[[], Any]) -> bool:
+    """Whether a function refers to a value, instead of an object that has it as an attribute."""
+    return isinstance(holder(), _Enclosing)
+
+
+def functions_in(value: Any) -> list[Any]:
+    is_small = isinstance(value, dict) and length(value) <= MOST_ENTRIES
+    return [each for _, each in tuple(entries(value)) if is_function(each)] if is_small else []
+
+
+def functions_of_schedules(objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the functions of given schedules of torch, whose `state_dict` leaves them out, by path."""
+    left = [(keyword, each) for keyword, each in objects.items() if isinstance(each, LRScheduler)]
+    found: dict[str, Any] = {}
+    while left:
+        path, schedule = left.pop()
+        for name, value in attributes(schedule).items():
+            values = value if type(value) in (list, tuple) else (value,)
+            inner = [each for each in values if isinstance(each, LRScheduler)]
+            left += [(f"{path}.{name}[{number}]", each) for number, each in enumerate(inner)]
+            if any(map(is_function, values)):
+                found[f"{path}.{name}"] = list(values)
+    return found

@@ -91,7 +91,7 @@ class ScriptVariables:
             self._search(loaders())
         for each in (*self._generators, *self._averages):
             each.states.append(_state_of(each.item))
-        found = []
+        found: list[str] = []
         if iteration == COMPARED_ITERATIONS[-1]:
             found += self._drawn_from(loaders())
             self._generators = []
