@@ -100,12 +100,12 @@ class TrainingData:
             self._saved = {"digests": dict(self._matching), "first": dict(self._first), "last": last}
             self._saved |= {"uses": dict(self._uses)}
 
-    def iteration_ended(self, used: list[str], loaders: Mapping[str, Any]) -> list[str]:
+    def iteration_ended(self, used: list[str], loaders: Callable[[], Mapping[str, Any]]) -> list[str]:
         """Describe, once, data that the script had replaced before the checkpoint and not after the resume."""
         self._iteration += 1
         self._last = used or self._last
         for key in used:
-            if key not in self._uses and (digest := self._digest(key, loaders.get(key))) is not None:
+            if key not in self._uses and (digest := self._digest(key, loaders().get(key))) is not None:
                 self._first.setdefault(key, digest)
             self._uses[key] = [self._uses.get(key, [self._iteration])[0], self._iteration]
         if not self._saved:
@@ -118,13 +118,13 @@ class TrainingData:
         is_known = before and all(drawn) and all(key in uses for key in (*after, *before))
         is_first = is_known and not after & set(before)
         if is_first and all(uses[old][1] <= uses[new][0] for old in after for new in before):
-            now = f"from {_names(after, loaders)}"
+            now = f"from {_names(after, loaders())}"
             return [_message(now, f"from {', '.join(before)}, which the script had put in its place")]
         digests, first = saved.get("digests", {}), saved.get("first", {})
         for key in sorted(after):
             was, start = digests.get(key), first.get(key)
-            if None not in (was, start) and was != start == self._digest(key, loaders.get(key)):
-                name = _names({key}, loaders)
+            if None not in (was, start) and was != start == self._digest(key, loaders().get(key)):
+                name = _names({key}, loaders())
                 return [_message(f"the first data of {name} again", "data that the script had put in its place")]
         return []
 

@@ -113,7 +113,7 @@ class Inventory:
         """Compare the loaders of the iteration that ends; `used` are numbers of those of `session.batches`."""
         giving = [given_key(n) for n, each in enumerate(given) if id(each) in self._draws.giving]
         keys = [*map(batches_key, sorted(used)), *giving]
-        self._note(lambda: self._data.iteration_ended(keys, _by_key(given, loaders)))
+        self._note(lambda: self._data.iteration_ended(keys, lambda: _by_key(given, loaders)))
 
     def _compare_loop(self, then: list[int], now: list[int]) -> None:
         """Compare one of the first iterations after a restore."""
