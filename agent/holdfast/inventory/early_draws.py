@@ -43,9 +43,9 @@ class EarlyDraws:
     """Compares how many random numbers the first iterations after a resume draw. For the training thread."""
 
     def __init__(self) -> None:
-        self._created_at, self._at_creation = _frames(), _digest()
+        self._created_at, self._at_creation = _frames(), _digests()
         self._drawn_from: str | None = None
-        """State of the generators at the creation of the session, if numbers were drawn before the resume."""
+        """States of the generators that were drawn from before the resume, as the session was created with."""
         self._saved: str | None = None
         """The same of the first start, if training resumed."""
         self._resumed_at: list[ScriptFrame] = []
@@ -54,12 +54,14 @@ class EarlyDraws:
         """Numbers drawn so far, by generator, when the job resumed and after each iteration."""
 
     def state_dict(self) -> str | None:
-        """Return the state of the generators when the first start created the session, if it drew numbers then."""
+        """Return the state of the generators that the first start drew from before it trained."""
         return self._saved or self._drawn_from
 
     def before_resume(self) -> None:
         """Note whether numbers have been drawn since the session was created, before their state is restored."""
-        self._drawn_from = self._at_creation if _digest() != self._at_creation else None
+        now = _digests()
+        drawn_from = {name: state for name, state in self._at_creation.items() if now[name] != state}
+        self._drawn_from = repr(drawn_from) if drawn_from else None
 
     def begin(self) -> None:
         """Note the same at a fresh start."""
@@ -117,10 +119,13 @@ class EarlyDraws:
         ]
 
 
-def _digest() -> str:
+def _digests() -> dict[str, str]:
+    """Return a digest of the state of each global generator."""
     numpy = sys.modules.get("numpy.random")
-    states = random.getstate(), numpy.get_state() if numpy is not None else None, torch.get_rng_state().tolist()
-    return hashlib.blake2b(repr(states).encode(), digest_size=8).hexdigest()
+    states = {"random": random.getstate(), "torch": torch.get_rng_state().tolist()}
+    if numpy is not None:
+        states["numpy"] = numpy.get_state()
+    return {name: hashlib.blake2b(repr(each).encode(), digest_size=8).hexdigest() for name, each in states.items()}
 
 
 def _drawn() -> list[int]:
