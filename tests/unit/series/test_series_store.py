@@ -146,7 +146,7 @@ def test_arguments_without_a_meaning_are_refused(tmp_path: Path) -> None:
         SeriesStore(codec="zip")
     with pytest.raises(ValueError, match="memory"):
         SeriesStore(memory="much")
-    with pytest.raises(ValueError, match=r"store=.* is no directory"):
+    with pytest.raises(ValueError, match=r"store=.* is not a writable directory"):
         SeriesStore(store=tmp_path / "none")
 
 

@@ -77,7 +77,7 @@ def test_a_differing_setting_is_named_once_and_the_script_may_keep_its_own(tmp_p
     (message,) = warnings(caplog)
     assert message == (
         "job: settings of the checkpoint replace those of the script: optimizer weight_decay 0.01 (here 0.5). To "
-        'take the script\'s, call session.keep(optimizer="weight_decay") before session.resume(), or give an '
+        'use the script\'s, call session.keep(optimizer="weight_decay") before session.resume(), or give an '
         'adapter keep_settings={"optimizer": "weight_decay"}'
     )
     assert jobs[0].optimizer.param_groups[0]["weight_decay"] == 0.01
