@@ -253,7 +253,7 @@ def test_no_state_of_a_page_has_a_violation(open_page: Open, busy: Served, theme
     page.get_by_role("textbox", name="Budget", exact=True).fill(
         str(5 + LOOKS.index((theme, width)))
     )  # a new one each time
-    page.get_by_role("button", name="Set…").click()
+    page.get_by_role("button", name="Set…").first.click()
     confirm = page.get_by_role("button", name="Set the budget of 1 job")
     expect(confirm).to_be_visible()
     sound(page, "confirmation of one budget for several jobs")

@@ -193,7 +193,7 @@ def test_nothing_else_comes_under_the_pointer_within_a_second_of_a_click(
 
 
 def test_an_operator_restores_from_a_phone(open_page: Open, agent: FakeAgent) -> None:
-    page = open_page("/", width=390)
+    page = open_page(f"/?search={agent.job}", width=390)
     page.get_by_role("link", name=agent.job, exact=True).click()
     page.get_by_role("link", name="Restore iteration 80, lineage 1").click()
     button = page.get_by_role("button", name="Restore to 80")
