@@ -5,7 +5,6 @@ Counters of a sampler, and what training changes in it, are saved too: its order
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from holdfast.data.reachable import is_global_generator, reachable
-from holdfast.state.references import place_in_cycle
 from holdfast.state.rng import StatefulGenerator, is_generator
 
 if TYPE_CHECKING:
@@ -24,27 +22,8 @@ logger = logging.getLogger("holdfast")
 
 SAMPLERS = ("sampler", "batch_sampler")
 """Attributes of a loader that are samplers, of any class."""
-_SEARCHES = (2, 3, 4, 8, 64)
-"""Numbers of reads of the states before which new generators are looked for, such as that of a cached function."""
 _UNCHANGED: Mapping[str, Any] = {"numbers": {}}
 """State of a sampler with its first values."""
-
-
-class CyclePlace(StatefulGenerator):
-    """Gives an `itertools.cycle` over a list `state_dict` and `load_state_dict`: the place in it."""
-
-    def __init__(self, cycle: Any) -> None:
-        self._cycle, self.kind = cycle, "itertools.cycle"
-
-    def state_dict(self) -> dict[str, Any]:
-        place, count = place_in_cycle(self._cycle) or (0, 0)
-        return {"kind": self.kind, "state": [place, count]}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        place, count = place_in_cycle(self._cycle) or (0, 0)
-        if count and count == state_dict["state"][1]:
-            for _ in range((state_dict["state"][0] - place) % count):
-                next(self._cycle)
 
 
 class GeneratorStates:
@@ -53,18 +32,15 @@ class GeneratorStates:
     def __init__(self, **parts: Any) -> None:
         self._parts = {name: part for name, part in parts.items() if part is not None}
         self._known: dict[str, StatefulGenerator | SamplerValues] | None = None
-        self._reads = 0
         self._at_position: Mapping[str, Any] | None = None
         """States to set when the loader gets to its position."""
 
     def _search(self) -> dict[str, StatefulGenerator | SamplerValues]:
         found: dict[str, StatefulGenerator | SamplerValues] = {}
         for name, part in self._parts.items():
-            for path, item in reachable(name, part, by_name=True):
+            for path, item in reachable(name, part):
                 if is_generator(item) and not is_global_generator(item):
                     found[path] = StatefulGenerator(item)
-                elif isinstance(item, itertools.cycle) and place_in_cycle(item) is not None:
-                    found[path] = CyclePlace(item)
                 elif _is_sampler(item, path):
                     from holdfast.data.sampler_values import SamplerValues  # few loaders have one of their own
 
@@ -90,9 +66,6 @@ class GeneratorStates:
         """Return the states at the position, which the loader may have yet to reach."""
         if self._at_position is not None:
             return self._at_position
-        self._reads += 1
-        if self._reads in _SEARCHES:
-            self._known = {**self._search(), **self._found}
         generators = {path: self._found[path].state_dict() for path in self.paths}
         return generators | self.sampler_values()
 

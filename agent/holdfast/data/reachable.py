@@ -5,9 +5,7 @@ Depth and number of objects are bounded.
 
 from __future__ import annotations
 
-import functools
 import gc
-import itertools
 import random
 import sys
 import types
@@ -16,21 +14,7 @@ from typing import Any
 
 import torch
 
-from holdfast.state.references import (
-    CACHING_FUNCTION,
-    CONTAINERS,
-    attributes,
-    cached_values,
-    cycled_items,
-    enclosed,
-    entries,
-    entry_name,
-    is_installed,
-    length,
-    names_in,
-    slots,
-    walk,
-)
+from holdfast.state.references import CONTAINERS, attributes, entries, entry_name, length, slots, walk
 from holdfast.state.rng import is_generator
 from holdfast.torch_internals import kept_iterator
 
@@ -48,13 +32,9 @@ INCOMPLETE = {("datasets", "BufferShuffledExamplesIterable"): "its shuffle buffe
 Hugging Face `datasets` says so in the documentation of `IterableDataset.state_dict`."""
 
 
-def reachable(path: str, item: Any, without: object = None, *, by_name: bool = False) -> Iterator[tuple[str, Any]]:
-    """Yield what an object refers to, itself included, with its path; each object once, and never `without`.
-
-    With `by_name`, also objects and functions of the script that functions use by the name of a variable.
-    """
-    parts = functools.partial(_parts, by_name=by_name)
-    return walk(path, item, parts, DEPTH, most=MOST_OBJECTS, without=without)
+def reachable(path: str, item: Any, without: object = None) -> Iterator[tuple[str, Any]]:
+    """Yield what an object refers to, itself included, with its path; each object once, and never `without`."""
+    return walk(path, item, _parts, DEPTH, most=MOST_OBJECTS, without=without)
 
 
 def shared_iterator(item: Any) -> str | None:
@@ -118,18 +98,13 @@ def incomplete_state(item: Any) -> str | None:
     return None
 
 
-def _parts(item: Any, by_name: bool = False) -> Iterator[tuple[str, Any]]:
+def _parts(item: Any) -> Iterator[tuple[str, Any]]:
     if is_generator(item) or type(item).__module__.startswith("holdfast.data."):
         return  # what is of holdfast.data has a position of its own, which includes its generators
     if isinstance(item, types.MethodType):
         yield from ((".__self__", item.__self__), (".__func__", item.__func__))
     elif isinstance(item, types.FunctionType):
-        yield from _of_function(item, by_name)
-    elif isinstance(item, CACHING_FUNCTION):
-        yield from cached_values(item)
-    elif isinstance(item, itertools.cycle):
-        yield from cycled_items(item)
-        return
+        yield from _of_function(item)
     elif isinstance(item, types.GeneratorType):
         frame = item.gi_frame
         yield from ((f".{name}", value) for name, value in (frame.f_locals.items() if frame else ()))
@@ -149,45 +124,23 @@ def _of_object(item: Any) -> Iterator[tuple[str, Any]]:
     for kind in type(item).__mro__:
         if kind.__module__.partition(".")[0] not in _LIBRARIES:
             for name, value in tuple(vars(kind).items()):
-                if isinstance(value, (types.FunctionType, staticmethod, classmethod)) or is_generator(value):
+                if isinstance(value, (types.FunctionType, staticmethod, classmethod)):
                     yield f".{name}", getattr(value, "__func__", value)
 
 
-def _of_function(function: types.FunctionType, by_name: bool) -> Iterator[tuple[str, Any]]:
-    yield from enclosed(function)
-    names = tuple(dict.fromkeys(names_in(function.__code__)))
-    for name in names:
+def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+        try:
+            yield f".{name}", cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    yield from ((".__defaults__", function.__defaults__), (".__kwdefaults__", function.__kwdefaults__))
+    for name in code.co_names:
         value = function.__globals__.get(name)
-        if by_name and isinstance(value, types.ModuleType) and _is_of_script(value):
-            within = vars(value)
-            yield from ((f".{name}.{each}", within[each]) for each in names if _is_found(within.get(each)))
         is_helper = isinstance(value, types.FunctionType) and value.__module__ == function.__module__
-        if is_helper or is_generator(value) or (by_name and _is_found(value)):
+        if is_helper or is_generator(value):
             yield f".{name}", value
-
-
-def _is_found(value: Any) -> bool:
-    """Whether a variable of a module may lead to a generator of the script."""
-    if isinstance(value, types.FunctionType):
-        return not is_installed(value.__code__.co_filename)
-    if is_generator(value) or isinstance(value, (CACHING_FUNCTION, functools.partial, itertools.cycle)):
-        return True
-    kind = type(value)
-    if kind in (dict, list, tuple):
-        return len(value) <= MOST_ENTRIES
-    is_other = isinstance(
-        value,
-        (torch.nn.Module, torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.DataLoader, type),
-    )
-    return not is_other and not hasattr(kind, "__next__") and _is_of_script(sys.modules.get(kind.__module__))
-
-
-def _is_of_script(module: types.ModuleType | None) -> bool:
-    """Whether a module is one of the script: not of Python, of Holdfast, or of an installed package."""
-    names = vars(module) if module is not None else {}
-    name, path = str(names.get("__name__", "")).partition(".")[0], names.get("__file__")
-    is_known = name in sys.stdlib_module_names or name in _LIBRARIES or name in ("", "holdfast")
-    return not is_known and not (isinstance(path, str) and is_installed(path))
 
 
 def is_global_generator(generator: object) -> bool:

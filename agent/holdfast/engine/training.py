@@ -76,7 +76,6 @@ class Training:
         self._enclosed: set[str] = set()
         """Keywords of loaders of other libraries that a counted iterable draws from: its count includes them."""
         self._current = -1  # index of the loader in use
-        self._used: set[int] = set()  # numbers of the loaders that gave batches since the last iteration ended
         self._loaded: list[dict[str, Any]] = []
         """Positions from a checkpoint, also for loaders that the script has not used yet."""
         self._loaded_settings: list[dict[str, Any]] = []
@@ -120,7 +119,6 @@ class Training:
     def record_batch(self, number: int) -> None:
         """Record that the script got a batch of `session.batches` from its loader of this number."""
         self._current = number
-        self._used.add(number)
         self.unsaved_batches += 1
         self._drawn += 1
 
@@ -217,8 +215,6 @@ class Training:
                 knows_loaders=bool(self._loaders or self._given_loaders),
                 epochs=self._epochs,
             )
-            self._watch.compare_data(self._used, self._given_loaders, self._loaders)
-        self._used.clear()
         self.counted = self.counted.after(self._position.iteration, self.unsaved_batches)
         if self._to_leave_out is not None:
             cursors = [cursor for _, cursor in self._loaders]
@@ -254,8 +250,11 @@ class Training:
 
     def _epochs(self) -> list[int]:
         """Return the epochs of all loaders, also of those that the script has not used since the resume."""
-        later = [each.get("epoch", 0) for each in self._loaded[len(self._loaders) :]]
-        return [*(each.epoch for each in self._given_loaders), *(each.epoch for _, each in self._loaders), *later]
+        known = [*self._given_loaders, *(cursor for _, cursor in self._loaders)]
+        return [
+            *(each.epoch for each in known),
+            *(each.get("epoch", 0) for each in self._loaded[len(self._loaders) :]),
+        ]
 
     def _loaders_saved(self) -> list[Any]:
         return [*self._given_loaders, *(each for each, _ in self._loaders)]
@@ -280,8 +279,6 @@ class Training:
             if isinstance(loader, DataLoader):
                 loader.give_to_session()
             cursor = cursor_over(loader)
-            if self._watch is not None and self._to_leave_out is None:
-                self._watch.arrange(number, loader, self._loaded, self._loaded_settings)
             # a new loader starts at the beginning, even if the script has looked at its first batch
             position = self._loaded[number] if number < len(self._loaded) else None
             if self._to_leave_out is None:
@@ -345,8 +342,11 @@ class Training:
         if self._ranks.world_size > 1:
             # ranks that count iterations differently would store different moments under one number. A loader that
             # is not shared among ranks is left out: some ranks alone may read it, for example for a validation
-            shared = [each.position for each in self._given_loaders if each.world_size > 1]
-            places = [f"sample {each.taken} of epoch {each.epoch}" for each in shared]
+            places = [
+                f"sample {each.position.taken} of epoch {each.position.epoch}"
+                for each in self._given_loaders
+                if each.world_size > 1
+            ]
             # ranks that train nothing together may update differently
             together = captured.shards or self.registry.replicated
             updates = [f"{self.updates} updates"] if together else []
@@ -376,7 +376,7 @@ class Training:
 
     def _capture(self, *, gradients: bool, reducers: dict[str, list[list[int]]]) -> CapturedState:
         positions = [cursor.state_dict() for _, cursor in self._loaders]
-        settings, watch = [loader_settings(loader) for loader, _ in self._loaders], self._watch
+        settings = [loader_settings(loader) for loader, _ in self._loaders]
         captured = self.registry.capture(
             {
                 "iteration": self._position.iteration,
@@ -391,7 +391,7 @@ class Training:
                 "reducers": reducers,
                 "logger_runs": self.logger_runs,
                 "values": saved_values(self.values),
-                "watch": watch.state_dict(self._given_loaders, self._loaders) if watch is not None else {},
+                "watch": self._watch.state_dict() if self._watch is not None else {},
             },
             gradients=gradients,
         )

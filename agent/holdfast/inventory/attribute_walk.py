@@ -24,14 +24,6 @@ import torch
 from torch.utils.data import IterableDataset
 
 from holdfast.accelerators import is_accelerator
-from holdfast.inventory.enclosed_state import (
-    EnclosedValue,
-    enclosed_values,
-    enclosing_holder,
-    functions_in,
-    generators_in,
-    is_function,
-)
 from holdfast.state.references import CONTAINERS, attributes, container_type, entries, entry_name, length, slots
 
 T = TypeVar("T")
@@ -120,22 +112,14 @@ class AttributeWalk:
     Args:
         roots: the objects, by the path to report.
         known: identities of objects that are left out, because they are saved or reported.
-        functions: functions whose closures are visited, by the path to report.
     """
 
-    def __init__(
-        self, roots: Mapping[str, Any], known: set[int], functions: Mapping[str, Any] = types.MappingProxyType({})
-    ) -> None:
+    def __init__(self, roots: Mapping[str, Any], known: set[int]) -> None:
         self.found: dict[str, Attribute] = {}
-        self.generators: set[int] = set()
-        """Identities of the generators found."""
         self._known, self._seen = known, set(known)
         self._visited: collections.Counter[type] = collections.Counter()
-        self._steps = itertools.chain(
-            itertools.chain.from_iterable(self._object(path, item, DEPTH) for path, item in list(roots.items())),
-            itertools.chain.from_iterable(
-                self._function(enclosed_values(path, item)) for path, item in functions.items()
-            ),
+        self._steps = itertools.chain.from_iterable(
+            self._object(path, item, DEPTH) for path, item in list(roots.items())
         )
 
     def advance(self, is_over: Callable[[], bool]) -> bool:
@@ -155,10 +139,7 @@ class AttributeWalk:
         self._visited[type(item)] += 1
         try:
             for name, value in _attributes(item) if self._visited[type(item)] <= MOST_OF_A_TYPE else ():
-                if name in left_out and name.endswith("_hooks"):
-                    for each in functions_in(value):
-                        yield from self._function(generators_in(f"{path}.{name}", each))
-                elif (name not in left_out or _is_callable_of_script(value)) and not is_ignored(name):
+                if name not in left_out and not is_ignored(name):
                     yield from self._attribute(path, item, name, value, depth)
                 yield
             yield
@@ -175,18 +156,6 @@ class AttributeWalk:
         if parts:
             self.found[f"{path}.{name}"] = Attribute(_reference(holder), type(holder).__qualname__, name, parts)
 
-    def _function(self, values: Iterable[EnclosedValue]) -> Iterator[None]:
-        for path, function, name, value in values:
-            if id(value) in self._known or is_ignored(name.strip(".")):
-                continue
-            parts: dict[str, Any] = {}
-            yield from self._value(path + name, "", value, parts, 0, CONTAINER_DEPTH)
-            if parts:
-                kind = getattr(function, "__qualname__", type(function).__name__)
-                holder = enclosing_holder(_reference(function), name)
-                self.found[path + name] = Attribute(holder, kind, name.strip("."), parts)
-            yield
-
     def _value(
         self, path: str, within: str, value: Any, parts: dict[str, Any], depth: int, levels: int
     ) -> Iterator[None]:
@@ -194,8 +163,6 @@ class AttributeWalk:
         if (describe := describer_of(kind)) is not None:
             if id(value) not in self._known and (described := describe(value)) is not None:
                 parts[within] = described
-                if type(described) is tuple and described[0] == "generator":
-                    self.generators.add(id(value))
         elif issubclass(kind, CONTAINERS):
             count = length(value)
             parts[within] = kind.__name__, count
@@ -205,10 +172,6 @@ class AttributeWalk:
                         return
                     yield from self._value(path, f"{within}{entry_name(key)}", entry, parts, depth, levels - 1)
                     yield
-        elif depth and is_function(value):
-            if id(value) not in self._seen:
-                self._seen.add(id(value))
-                yield from self._function(enclosed_values(path + within, value))
         elif depth and is_walked(kind) and id(value) not in self._seen:
             if within == "":
                 parts[within] = kind.__name__, None
@@ -220,14 +183,6 @@ def _reference(holder: Any) -> Callable[[], Any]:
         return weakref.ref(holder)
     except TypeError:  # its slots have no place for one
         return lambda: None
-
-
-def _is_callable_of_script(value: Any) -> bool:
-    """Whether a value is a function, or an object of the script that is called as one, such as an `avg_fn`."""
-    if is_function(value):
-        return True
-    kind = type(value)
-    return not issubclass(kind, torch.nn.Module) and "__call__" in dir(kind) and is_walked(kind)
 
 
 @functools.lru_cache(CACHED)
@@ -319,7 +274,7 @@ def describer_of(kind: type) -> Callable[[Any], Any] | None:
     if issubclass(kind, torch.Tensor):
         return lambda value: None
     if issubclass(kind, torch.Generator):
-        return _generator_of_torch
+        return lambda value: ("generator", hash(bytes(torch.Generator.get_state(value).numpy())))
     if issubclass(kind, random.Random):
         return lambda value: (
             None if kind is random.SystemRandom else ("generator", hash(random.Random.getstate(value)))
@@ -334,10 +289,6 @@ def describer_of(kind: type) -> Callable[[Any], Any] | None:
         if issubclass(kind, numpy.random.RandomState):
             return lambda value: ("generator", hash(str(value.get_state(legacy=False))))
     return None
-
-
-def _generator_of_torch(value: torch.Generator) -> Any:
-    return "generator", hash(bytes(torch.Generator.get_state(value).numpy())), torch.Generator.initial_seed(value)
 
 
 def _number(value: Any) -> Any:

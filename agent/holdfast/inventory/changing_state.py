@@ -31,9 +31,7 @@ from holdfast.inventory.attribute_walk import (
     settled,
     words_of,
 )
-from holdfast.inventory.enclosed_state import PLACE, functions_of_schedules, is_enclosed
 from holdfast.inventory.missing_state import generators_referred_to
-from holdfast.inventory.script_variables import functions_of_loaders, saved_generators
 from holdfast.state.capture import PLAIN, watch_of
 from holdfast.state.references import attributes
 from holdfast.state.registry import CapturedState, Registry
@@ -102,8 +100,6 @@ class ChangingState:
         self._reports = 0
         self.wakes_at = 0
         """Iteration from which `found` is to be called; 0 while it has something to do or to say."""
-        self.compared_generators: set[int] = set()
-        """Identities of the generators among the attributes."""
         self._generators: set[int] = set()
         """Identities of the generators that are reported when training begins."""
 
@@ -128,7 +124,7 @@ class ChangingState:
                     self._unchecked |= {change.path: change for change in self._comparing.result()}
                     self._comparing = None
                     if self._unchecked and not self._may_be_held():
-                        self._check(self._states_of_variables(), self._storages())
+                        self._check(self._states_of_variables(), set())
             elif self._walk is not None:
                 self._advance(SLICE_SECONDS)
             elif iteration >= self._next and self._first is not None:
@@ -176,12 +172,6 @@ class ChangingState:
             watch_of(objects[keyword]) is None for keyword in {root.partition(".")[0] for root in self._roots()}
         )
 
-    def _storages(self) -> set[int]:
-        """Return the storages of the tensors of given modules, which every checkpoint holds."""
-        modules = self._registry.modules.values()
-        tensors = (each for module in modules for each in (*module.parameters(), *module.buffers()))
-        return {each.untyped_storage().data_ptr() for each in tensors if type(each) in PLAIN}
-
     def _states_of_variables(self) -> dict[str, Any]:
         objects = self._registry.objects.items()
         return {keyword: item.state_dict() for keyword, item in objects if isinstance(item, Variables)}
@@ -191,9 +181,7 @@ class ChangingState:
     def _new_walk(self, loaders: Collection[Any] = ()) -> AttributeWalk:
         given = self._registry.given
         known = {id(each) for each in (*given.values(), *self._registry.objects.values())}
-        known |= self._generators | saved_generators(loaders)
-        functions = functions_of_schedules(self._registry.objects) | functions_of_loaders(loaders)
-        return AttributeWalk(self._roots() | parts_of_loaders(loaders), known, functions)
+        return AttributeWalk(self._roots() | parts_of_loaders(loaders), known | self._generators)
 
     def _roots(self) -> dict[str, Any]:
         """Return the objects to compare, by keyword; of an adapter, the trainer and its callbacks."""
@@ -222,7 +210,7 @@ class ChangingState:
         ends_at = time.perf_counter() + seconds
         if not self._walk.advance(lambda: time.perf_counter() >= ends_at):
             return
-        now, self.compared_generators, self._walk = self._walk.found, self._walk.generators, None
+        now, self._walk = self._walk.found, None
         for path in self._saved_by_adapters():
             now.pop(path, None)
         first, last, self._last = self._first, self._last, now
@@ -252,11 +240,9 @@ class ChangingState:
             before, start = last.get(path), first.get(path)
             if before is None or _kind(attribute) in self._reported:
                 continue
-            if path.startswith(OF_LOADERS) and not _is_used_setting(path, attribute):
+            if path.startswith(OF_LOADERS) and not _is_used_setting(attribute):
                 continue
             was, parts = before.parts, attribute.parts
-            if _is_reseeded(was, parts) or (is_enclosed(attribute.holder) and _has_grown(was, parts)):
-                continue
             if number == 2 and was == parts and start is not None and _is_from_data(start.parts, parts, path):
                 was = start.parts
             elif was == parts or not _matters(was.get(""), parts.get(""), number):
@@ -265,29 +251,13 @@ class ChangingState:
         return found
 
 
-def _is_used_setting(path: str, attribute: Attribute) -> bool:
+def _is_used_setting(attribute: Attribute) -> bool:
     """Whether an attribute of a dataset or collate function is a number that its code reads to give samples."""
     kind: Any = type(attribute.holder())
     value = attribute.parts.get("")
-    if is_enclosed(attribute.holder):
-        return value is not None and value[0] in ("bool", "int", "float") and not path.endswith(f".{PLACE}")
     is_number = value is not None and value[0] in ("bool", "int", "float")
     is_set = attribute.name == "epoch" and hasattr(kind, "set_epoch")
     return is_number and not is_set and attribute.name in read_by(kind)
-
-
-def _is_reseeded(was: dict[str, Any], parts: dict[str, Any]) -> bool:
-    """Whether a script has given a generator of torch another seed, as for each iteration."""
-    one, other = was.get(""), parts.get("")
-    if one is None or other is None or not one[0] == other[0] == "generator":
-        return False
-    return bool(one[2:] != other[2:])
-
-
-def _has_grown(was: dict[str, Any], parts: dict[str, Any]) -> bool:
-    """Whether a list has more entries than before, as one of results has."""
-    one, other = was.get(""), parts.get("")
-    return one is not None and other is not None and one[0] == other[0] == "list" and one[1] < other[1]
 
 
 def _kind(attribute: Attribute) -> tuple[str, str]:

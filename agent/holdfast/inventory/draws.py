@@ -33,8 +33,6 @@ class DrawnBatches:
         self._watched = 0
         """Iterations since batches of torch's loaders are counted."""
         self._unwatch: Callable[[], None] | None = None
-        self.giving: frozenset[int] = frozenset()
-        """Identities of the loaders from which the script's own loop drew in the last iteration."""
 
     def close(self) -> None:
         """Count no more batches of torch's loaders."""
@@ -57,7 +55,6 @@ class DrawnBatches:
         drawn = {id(loader): loader.drawn_count() for loader in loaders}
         kept = self._kept(batches + sum(drawn.values())) if is_resumed else None
         giving = frozenset(loader for loader, count in drawn.items() if count) | ({_BATCHES} if batches else set())
-        self.giving = giving
         repeated = [self._repeated(loader, giving) for loader in loaders]
         described = [kept, self._unsaved_loader(knows_loaders), *repeated]
         return [each for each in described if each is not None]

@@ -84,13 +84,6 @@ def optimizers_referred_to(objects: Mapping[str, Any]) -> Iterator[torch.optim.O
             yield from optimizers_in(found)
 
 
-def objects_referred_to(objects: Mapping[str, Any]) -> Iterator[Any]:
-    """What the objects refer to, and the modules within them: it is saved with them, or `missing` reports it."""
-    for keyword, item in objects.items():
-        for found in itertools.chain([item], (each for _, each in _reachable(keyword, item))):
-            yield from found.modules() if isinstance(found, torch.nn.Module) else (found,)
-
-
 def generators_referred_to(objects: Mapping[str, Any]) -> Iterator[Any]:
     """Random generators in the attributes of the objects: `missing` reports them."""
     for keyword, item in objects.items():

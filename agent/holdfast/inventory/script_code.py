@@ -10,12 +10,13 @@ import functools
 import inspect
 import linecache
 import sys
+import sysconfig
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from holdfast.inventory.attribute_walk import LIBRARIES, is_ignored, split_names, words_of
-from holdfast.state.references import attributes, is_installed
+from holdfast.state.references import attributes
 
 MOST_FRAMES = 32
 MOST_LINES = 5000
@@ -23,6 +24,7 @@ MOST_LINES = 5000
 UNSHARED = 3
 """What `sys.getrefcount` counts for the variables of a frame, if the script has not kept `locals()`."""
 MISSING = object()
+_STANDARD_LIBRARY = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")})
 _REPORTING = split_names("""
     print log logs logger logging info debug warning warn write writer scalar scalars description postfix save plot
     show report record display mark annotate pbar tqdm bar progress meter figure hist dump flush mfu flops
@@ -92,7 +94,9 @@ def script_frames(
 
 
 def _is_of_library(frame: types.FrameType) -> bool:
-    return is_installed(frame.f_code.co_filename) or _package(frame) in LIBRARIES
+    path = frame.f_code.co_filename
+    is_installed = "site-packages" in path or "dist-packages" in path or path.startswith(_STANDARD_LIBRARY)
+    return is_installed or path.startswith("<frozen") or _package(frame) in LIBRARIES
 
 
 def _package(frame: types.FrameType) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from holdfast.data.cursor import Cursor
 from holdfast.data.loader import DataLoader
 from holdfast.data.reachable import lacking_states
 from holdfast.inventory.changing_state import ChangingState
@@ -18,8 +17,6 @@ from holdfast.inventory.draws import DrawnBatches
 from holdfast.inventory.early_draws import EarlyDraws
 from holdfast.inventory.loop_counters import LoopCounters
 from holdfast.inventory.missing_state import missing
-from holdfast.inventory.script_variables import ScriptVariables
-from holdfast.inventory.training_data import TrainingData, batches_key, given_key
 from holdfast.inventory.unsaved_objects import UnsavedObjects
 from holdfast.state.registry import CapturedState, Registry
 
@@ -38,9 +35,8 @@ class Inventory:
         self._known_loaders: weakref.WeakSet[DataLoader] = weakref.WeakSet()
         self._objects = UnsavedObjects(registry, self._stepped, self._drawn_from, known, self._known_loaders)
         self._changing = ChangingState(registry)
-        self._variables = ScriptVariables(registry, lambda: self._changing.compared_generators)
         self._draws = DrawnBatches()
-        self._counters, self._early, self._data = LoopCounters(), EarlyDraws(), TrainingData()
+        self._counters, self._early = LoopCounters(), EarlyDraws()
         self._epochs: list[int] | None = None
         """Epochs of the loaders at the resume, while what the script's loop does after it is compared."""
         self._seeds: str | None = None
@@ -68,16 +64,10 @@ class Inventory:
         else:
             self._note(lambda: self._early.resumed(self._seeds))
 
-    def state_dict(self, given: Sequence[DataLoader], loaders: Sequence[tuple[Any, Cursor]]) -> dict[str, Any]:
-        """Return what the next start compares with its own script. Called within `Session.step`.
-
-        `given` are the loaders that the session was given, `loaders` those of `session.batches` in order.
-        """
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next start compares with its own script. Called within `Session.step`."""
         try:
-            cursors: dict[str, Cursor] = {given_key(n): each for n, each in enumerate(given)}
-            cursors |= {batches_key(n): cursor for n, (_, cursor) in enumerate(loaders)}
-            data = self._data.state_dict(_by_key(given, loaders), lambda key: cursors[key].continues)
-            return {"counters": self._counters.state_dict(), "seeds": self._early.state_dict(), "data": data}
+            return {"counters": self._counters.state_dict(), "seeds": self._early.state_dict()}
         except Exception as error:  # source and objects of the script may be anything
             logger.debug("the loop is not compared: %s: %s", type(error).__name__, error)
             return {}
@@ -95,25 +85,6 @@ class Inventory:
         """
         self._counters.restored(state.get("counters", {}), is_in_place=is_in_place)
         self._epochs, self._seeds = epochs, state.get("seeds")
-        self._data.restored(state.get("data", {}))
-
-    def arrange(self, number: int, loader: Any, positions: list[Any], settings: list[Any]) -> None:
-        """Exchange what a checkpoint has of two loaders if the one used as this number is another one there."""
-        other = self._data.number_of(number, len(positions), loader)
-        if other == number:
-            return
-        self._data.exchanged(number, other)
-        for saved in (positions, settings):
-            if other < len(saved):
-                saved[number], saved[other] = saved[other], saved[number]
-
-    def compare_data(
-        self, used: Collection[int], given: Sequence[DataLoader], loaders: Sequence[tuple[Any, Cursor]]
-    ) -> None:
-        """Compare the loaders of the iteration that ends; `used` are numbers of those of `session.batches`."""
-        giving = [given_key(n) for n, each in enumerate(given) if id(each) in self._draws.giving]
-        keys = [*map(batches_key, sorted(used)), *giving]
-        self._note(lambda: self._data.iteration_ended(keys, lambda: _by_key(given, loaders)))
 
     def _compare_loop(self, then: list[int], now: list[int]) -> None:
         """Compare one of the first iterations after a restore."""
@@ -173,13 +144,6 @@ class Inventory:
         is_known = self._drawn_from <= self._known_loaders
         if self._stepped or not is_known or self._objects.untrained.other is not None:
             messages += self._objects.found(loaders())
-        if iteration >= self._variables.wakes_at:
-            self._note(lambda: self._variables.found(iteration, loaders))
         if iteration >= self._changing.wakes_at:
             messages += [("inventory", each) for each in self._changing.found(iteration, loaders)]
         return messages
-
-
-def _by_key(given: Sequence[DataLoader], loaders: Sequence[tuple[Any, Cursor]]) -> dict[str, Any]:
-    found: dict[str, Any] = {given_key(n): each for n, each in enumerate(given)}
-    return found | {batches_key(n): loader for n, (loader, _) in enumerate(loaders)}

@@ -1,7 +1,6 @@
 """Random generators in datasets, transforms, collate functions and samplers."""
 
 import functools
-import itertools
 import random
 
 import numpy
@@ -21,7 +20,6 @@ KINDS = {
     "python": (lambda: random.Random(7), lambda g: g.gauss(0, 1)),
 }
 GLOBAL = random.Random(5)
-HELD = {}
 
 
 class Numbers(Dataset):
@@ -103,39 +101,7 @@ def values(batches):
     return [[column.tolist() if hasattr(column, "tolist") else column for column in batch] for batch in batches]
 
 
-def in_cached_function(make, draw):
-    @functools.lru_cache
-    def source(number):
-        return make()
-
-    source(0)
-    return Numbers(lambda: draw(source(0))), {}
-
-
-def in_cycle(make, draw):
-    sources = itertools.cycle([make(), make(), make()])
-    return Numbers(lambda: draw(next(sources))), {}
-
-
-def in_nested_function(make, draw):
-    own = make()
-    collate_fn = functools.partial(collated, lambda: sum(x + (lambda: draw(own))() for x in [0]))
-    return Numbers(), {"collate_fn": collate_fn}
-
-
-def in_class_of_a_variable(make, draw):
-    class Transform:
-        source = make()
-
-        def __call__(self):
-            return draw(self.source)
-
-    HELD["transform"] = Transform()
-    return Numbers(lambda: next(HELD["transform"]() for _ in range(1))), {}
-
-
 PLACES = [in_closure, in_containers, in_collate_function, in_sampler, in_stream]
-PLACES += [in_cached_function, in_cycle, in_nested_function, in_class_of_a_variable]
 
 
 @pytest.mark.parametrize("stop", [1, 3, 4, 6])
