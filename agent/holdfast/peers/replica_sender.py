@@ -61,7 +61,7 @@ class ReplicaSender:
 
     @property
     def is_sending(self) -> bool:
-        """A snapshot is being sent, or about to be."""
+        """A snapshot is being sent, or about to be: checkpoints wait for that, but not where it is sent again."""
         return self._is_sending
 
     def run_changed(self, run: Run, state: RunState) -> None:
@@ -81,7 +81,7 @@ class ReplicaSender:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="holdfast-peers-send", daemon=True)
                 self._thread.start()
-        self._work.set()
+            self._work.set()
 
     def close(self) -> None:
         """Stop sending, also a snapshot that is half sent."""
@@ -99,10 +99,9 @@ class ReplicaSender:
                 failed, retry_seconds = None, FIRST_RETRY_SECONDS
             else:
                 retry_seconds = min(2 * retry_seconds, MOST_RETRY_SECONDS)
-            self._work.clear()
             with self._lock:
+                self._work.clear()
                 run, self._next = self._next or failed, None
-                self._is_sending = run is not None
             failed = None
             if run is not None and not self._closing.is_set() and not self._send_or_report(run):
                 failed = run
