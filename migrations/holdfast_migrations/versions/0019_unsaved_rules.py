@@ -9,9 +9,11 @@ down_revision: str | None = "0018"
 
 
 def upgrade() -> None:
-    for table, columns in (("alert_rules", ("name", "kind")), ("alerts", ("rule", "kind"))):
-        for column in columns:
-            for unit in ("iterations", "gpu_hours"):
-                op.execute(
-                    f"UPDATE {table} SET {column} = 'unsaved_{unit}' WHERE {column} = 'exposure_{unit}'"  # noqa: S608
-                )
+    for table, name, owner in (("alert_rules", "name", "project"), ("alerts", "rule", "job")):
+        for unit in ("iterations", "gpu_hours"):
+            old, new = f"exposure_{unit}", f"unsaved_{unit}"
+            op.execute(f"UPDATE {table} SET kind = '{new}' WHERE kind = '{old}'")  # noqa: S608
+            op.execute(
+                f"UPDATE {table} SET {name} = '{new}' WHERE {name} = '{old}' AND NOT EXISTS "  # noqa: S608
+                f"(SELECT 1 FROM {table} other WHERE other.{owner} = {table}.{owner} AND other.{name} = '{new}')"
+            )

@@ -86,7 +86,10 @@ class _Stores(dict[str, _StoreSums]):
         self._ids = {(job, address): store for job, address, store in reported}
         self.known = {row.id: row for row in session.scalars(select(models.StoreRecord))}
         count = Counter(row.address for row in self.known.values())
-        self._by_address = {row.address: row.id for row in self.known.values() if count[row.address] == 1}
+        # a path without a scheme may be a disk of another host
+        self._by_address = {
+            row.address: row.id for row in self.known.values() if count[row.address] == 1 and "://" in row.address
+        }
 
     def of(self, job: str, address: str) -> _StoreSums:
         """Return the sums of the store that a job has at an address: jobs may have other stores there."""
