@@ -158,7 +158,11 @@ def weight(
 
 def _named(client: Client, store: str) -> StoreSummary:
     """Return the store with an id or address; fail where several or none have it."""
-    found = [each for each in client.stores.find(store).stores if store in (each.id, each.address)]
+    found, page, pages = list[StoreSummary](), 0, 1
+    while page < pages:
+        listed = client.stores.find(store, page=page + 1)
+        found += [each for each in listed.stores if store in (each.id, each.address)]
+        page, pages = page + 1, listed.pages
     if len(found) > 1:
         fail(f"{len(found)} stores have the address {store}: give the id of one, as in `holdfast stores`")
     if not found:
