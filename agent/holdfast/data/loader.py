@@ -141,6 +141,14 @@ class DataLoader(LoaderPosition):
         """
         return cls(**arguments_of(loader) | arguments)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "dataset" and "dataset" in vars(self):
+            raise ValueError(
+                "DataLoader: the dataset cannot be replaced after construction, as with torch's loader: construct "
+                "another loader"
+            )
+        super().__setattr__(name, value)
+
     @property
     def epoch(self) -> int:
         """The current epoch, from 0. It advances when a loop gets no more batch or begins the next epoch."""

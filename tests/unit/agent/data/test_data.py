@@ -720,3 +720,10 @@ class StatefulStream(torch.utils.data.IterableDataset):
 
     def load_state_dict(self, state):
         self.next = state["next"]
+
+
+def test_a_dataset_cannot_be_replaced_in_a_loader():
+    loader = DataLoader([1, 2, 3], batch_size=1)
+    with pytest.raises(ValueError, match="construct another loader"):
+        loader.dataset = [4, 5, 6]
+    assert [batch.tolist() for batch in loader] == [[1], [2], [3]]
