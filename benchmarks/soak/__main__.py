@@ -202,7 +202,7 @@ def main() -> int:
     try:
         soak.run()
         soak.close()
-    except BaseException:
+    except BaseException:  # also on Ctrl-C: no process may be left
         soak.end_all()
         raise
     print_table(soak.rows)

@@ -1,4 +1,4 @@
-"""The archive: ended jobs that lists leave out until somebody asks for them, or until they start again."""
+"""The archive: ended jobs that lists leave out until a user asks for them, or until they start again."""
 
 from __future__ import annotations
 
