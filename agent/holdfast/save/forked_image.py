@@ -57,6 +57,10 @@ class ImageLost(HoldfastError):
     """The child ended, or has no image of the memory: nothing of it can be written."""
 
 
+class CannotFork(ImageLost):
+    """No child of this process would have an image."""
+
+
 class ForkedImage:
     """The memory of one instant, in a child. Use it from one thread at a time; `close` ends the child.
 
@@ -157,7 +161,7 @@ class ForkedImage:
         while at < size_bytes:
             left = None if deadline is None else 1000 * max(0.0, deadline - time.monotonic())
             if not (events := dict(waiting.poll(left))):
-                raise ImageLost("the forked process did not begin: a fork handler of a library blocks it")
+                raise CannotFork("the forked process did not begin: a fork handler of a library blocks it")
             count = 0
             if self._connection.fileno() in events:
                 with contextlib.suppress(ConnectionError):
@@ -173,7 +177,7 @@ class ForkedImage:
         except OSError as error:
             raise ImageLost(f"the memory of the forked process cannot be checked: {error.strerror}") from error
         if not is_whole:
-            raise ImageLost(
+            raise CannotFork(
                 "the forked process has no image of all arrays: some memory is shared, or kept from it"
             )
 

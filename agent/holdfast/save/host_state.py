@@ -26,7 +26,7 @@ from holdfast.format.dtypes import stored_as
 from holdfast.format.manifest import TensorRange, lay_out, tensor_digests
 from holdfast.protocol.field_types import ChangedTensor
 from holdfast.save.draft import Draft
-from holdfast.save.forked_image import ForkedImage, ImageLost, fork_image
+from holdfast.save.forked_image import CannotFork, ForkedImage, ImageLost, fork_image
 from holdfast.save.reuse import stem_of
 from holdfast.save.writer import PLAIN, closed_up, file_of
 from holdfast.state.registry import CapturedState
@@ -109,7 +109,7 @@ class HostImage:
                     for slot, found in zip(moved, digests, strict=True)
                 }
         except ImageLost as error:
-            self._forks.note_lost(str(error))
+            self._forks.note_lost(error)
             raise
         self._forks.note_written(self.size_bytes, self.child.changed_bytes)
         seconds = written.timings["write_seconds"] + time.perf_counter() - started
@@ -275,12 +275,12 @@ class HostStateForks:
         self._fork_seconds = time.perf_counter() - started
         return rest, HostImage(child, slots, {n: v for n, (_, _, v) in stored.items() if v is not None}, self)
 
-    def note_lost(self, reason: str) -> None:
+    def note_lost(self, error: ImageLost) -> None:
         """Note that a checkpoint failed because its child was lost."""
         self._losses += 1
-        if self._losses >= FAILURES or "no image" in reason or "did not begin" in reason:
+        if self._losses >= FAILURES or isinstance(error, CannotFork):
             self._is_off = True
-            self._say("warning", f"{reason}: host state is copied from now on")
+            self._say("warning", f"{error}: host state is copied from now on")
 
     def note_written(self, size_bytes: int, changed_bytes: int) -> None:
         """Note how much of the arrays changed while a child wrote them."""
