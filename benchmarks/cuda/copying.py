@@ -22,7 +22,7 @@ import torch
 import holdfast
 from benchmarks.checkpoint.scale import TrainingScale
 from benchmarks.checkpoint.training import BenchmarkTraining
-from holdfast.pacing.profile import SnapshotMode
+from holdfast.pacing.policy import SnapshotMode
 from holdfast.save.run import Run, RunState
 
 from .stages import CaseResult, Context

@@ -21,7 +21,7 @@ def log_call_seconds(port: int) -> tuple[float, float]:
     import torch
 
     from holdfast.server_link.connection import ServerConnection
-    from holdfast.telemetry.iteration_clock import Iteration, MetricReader
+    from holdfast.telemetry.iteration_metrics import Iteration, MetricReader
     from holdfast.telemetry.reporter import Reporter, TrainingPosition
 
     torch.set_num_threads(1)

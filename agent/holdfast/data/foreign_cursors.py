@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from holdfast.data.cursor import Cursor
-from holdfast.data.enclosed_loaders import EnclosedLoaders
 from holdfast.data.generators import GeneratorStates
+from holdfast.data.loader import EnclosedLoaders
 from holdfast.data.order import stable_hash
 from holdfast.data.reachable import incomplete_state, parts_in_process, shared_iterator
 from holdfast.state.rng import restore_rng, rng_state

@@ -20,10 +20,9 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from holdfast.distributed.error_transport import Failed
 from holdfast.distributed.ranks import Ranks, RanksLost
 from holdfast.distributed.wait_reports import WaitReports
-from holdfast.errors import HoldfastError
+from holdfast.errors import Failed, HoldfastError
 from holdfast.system.io_pool import DaemonPool
 from holdfast.torch_internals import default_store
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from holdfast.distributed.ranks import Ranks
-from holdfast.pacing.profile import SnapshotMode
+from holdfast.pacing.policy import SnapshotMode
 from holdfast.protocol.orders import HaltAction
 from holdfast.protocol.wire import CheckpointKind, DataSkip
 

@@ -12,12 +12,11 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from holdfast.distributed.error_transport import printable
 from holdfast.distributed.ranks import Ranks
 from holdfast.engine.coordination import Halt
 from holdfast.engine.lifecycle import Life, Lifecycle
 from holdfast.engine.operator import Operator
-from holdfast.errors import Fenced
+from holdfast.errors import Fenced, printable
 from holdfast.protocol.orders import HaltReport, HaltState
 from holdfast.save.history import History
 from holdfast.store.records import HaltNote, newest_halt

@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.data.cursor import Cursor, require_leaving_out
 from holdfast.distributed.ranks import Ranks
-from holdfast.engine.position import LEAVE_OUT, BatchesAnIteration
+from holdfast.engine.training import LEAVE_OUT, BatchesAnIteration
 from holdfast.errors import HoldfastError, IncompatibleCheckpoint
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.protocol.wire import DataSkip, LeftOutData

@@ -21,7 +21,7 @@ from holdfast.engine.coordination import (
     RestoreTarget,
     ValueSetting,
 )
-from holdfast.pacing.profile import SnapshotMode
+from holdfast.pacing.policy import SnapshotMode
 from holdfast.protocol.orders import HaltAction
 from holdfast.protocol.wire import CheckpointKind
 

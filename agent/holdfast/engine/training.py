@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 from torch.utils.hooks import RemovableHandle
 
@@ -22,9 +23,8 @@ from holdfast.data.loader import DataLoader
 from holdfast.data.reachable import given_within
 from holdfast.distributed.ranks import Ranks
 from holdfast.engine.optional_parts import watch_over
-from holdfast.engine.position import LEAVE_OUT, BatchesAnIteration, require_position
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
-from holdfast.format.manifest import Manifest
+from holdfast.format.manifest import MANIFEST, Manifest
 from holdfast.format.shards import saved_rank, state_for
 from holdfast.pacing import Controller
 from holdfast.protocol.values import ValueInForce, saved_values, values_of
@@ -42,6 +42,40 @@ if TYPE_CHECKING:
     from holdfast.engine.left_out_data import ToLeaveOut
     from holdfast.engine.skipped_epochs import SkippedEpochs
     from holdfast.save.history import History
+
+
+LEAVE_OUT = "leave_out"
+"""Key in the position of a loader: how many batches to leave out when the loader gets there."""
+
+
+class BatchesAnIteration(msgspec.Struct, frozen=True):
+    """How many batches each iteration up to the current one has taken."""
+
+    batches: int = 0
+    """0: not known."""
+    since: int = 0
+    """The iteration after which all have taken that number, on this number of ranks."""
+
+    @classmethod
+    def saved(cls, session: Mapping[str, Any], iteration: int) -> BatchesAnIteration:
+        """Return what the session's state of a checkpoint says."""
+        batches = session.get("batches_an_iteration") or 0
+        return cls(batches, session.get("batches_counted_from", 0 if batches else iteration))
+
+    def after(self, iteration: int, batches: int) -> BatchesAnIteration:
+        """Return what is known after an iteration that took so many."""
+        return self if batches == self.batches else BatchesAnIteration(batches, iteration - 1)
+
+
+def require_position(trees: Mapping[str, Any]) -> None:
+    """Raise DamagedCheckpoint if a checkpoint has no position or no random state."""
+    session = trees.get("session")
+    kinds = {"loaders": list, "loader": int, "controller": dict}
+    if not isinstance(session, dict) or not all(isinstance(session.get(key), kind) for key, kind in kinds.items()):
+        raise DamagedCheckpoint(MANIFEST, "missing or invalid position in training")
+    if not isinstance(trees.get("rng"), dict):
+        raise DamagedCheckpoint(MANIFEST, "missing or invalid random state")
+
 
 logger = logging.getLogger("holdfast")
 

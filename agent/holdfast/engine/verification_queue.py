@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING
 import msgspec
 
 from holdfast.checkpoint.retention_queue import Protector, RetentionQueue
-from holdfast.distributed.error_transport import printable
+from holdfast.errors import printable
 from holdfast.protocol import wire
 from holdfast.protocol.wire import VerifyRequest
 from holdfast.save.history import History

@@ -8,8 +8,7 @@ from holdfast.pacing.controller import FIRST_SECONDS, Controller
 from holdfast.pacing.estimator import Observation
 from holdfast.pacing.failures import FailureEstimate, FailureHistory
 from holdfast.pacing.planner import find_policy, parse_policy, plan, policies, policy_names
-from holdfast.pacing.policy import Policy
-from holdfast.pacing.profile import IntervalPlan, Profile, SnapshotMode
+from holdfast.pacing.policy import IntervalPlan, Policy, Profile, SnapshotMode
 from holdfast.pacing.settings import (
     DEFAULT_BUDGET,
     MAX_BUDGET,

@@ -33,8 +33,7 @@ from holdfast.pacing.interval_cost import (
     written_bytes,
 )
 from holdfast.pacing.planner import goodput
-from holdfast.pacing.policy import has_iteration_time
-from holdfast.pacing.profile import IntervalPlan, Profile
+from holdfast.pacing.policy import IntervalPlan, Profile, has_iteration_time
 from holdfast.pacing.settings import PacingSettings
 from holdfast.units import MAX_SECONDS, duration, format_iterations, format_rate
 

@@ -13,7 +13,6 @@ from typing import Any
 from holdfast.pacing.estimator import Observation, OverheadEstimate, SlowdownEstimate
 from holdfast.pacing.failures import FailureHistory, JobHistory
 from holdfast.pacing.interval_cost import pipeline_interval, predicted_stall, write_budget, write_interval
-from holdfast.pacing.low_windows import LowWindows
 from holdfast.pacing.overhead_samples import (
     CLEAR_ERRORS,
     PROBE_IDLE,
@@ -23,7 +22,7 @@ from holdfast.pacing.overhead_samples import (
     ProfileSamples,
 )
 from holdfast.pacing.planner import plan
-from holdfast.pacing.profile import IntervalPlan, Profile, SnapshotMode, from_json, to_json
+from holdfast.pacing.policy import IntervalPlan, Profile, SnapshotMode, profile_from_json, profile_to_json
 from holdfast.pacing.settings import MAX_INTERVAL, PacingSettings, settings_to_json
 from holdfast.units import duration, format_iterations, percent
 
@@ -238,14 +237,14 @@ class Controller:
             "version": 1,
             "settings": settings_to_json(self._settings),
             "interval": self._plan.interval if self._plan else None,
-            "profile": None if profile is None else to_json(profile),
+            "profile": None if profile is None else profile_to_json(profile),
             "job_history": self.job_history.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at the saved interval until this machine is measured; an invalid state is ignored."""
         self.job_history.load_state_dict(state.get("job_history"))
-        saved = from_json(state.get("profile"))
+        saved = profile_from_json(state.get("profile"))
         if saved is None:
             return
         self._measured.saved, self._measured.cost_seconds = saved, saved.cost_seconds
@@ -477,3 +476,64 @@ def _long_over_checkpoints(recent: OverheadEstimate) -> int:
 
 def _more(checkpoints: int) -> str:
     return "1 more checkpoint" if checkpoints == 1 else f"{checkpoints:,} more checkpoints"
+
+
+LOW_WINDOWS = 3
+"""Windows in a row below half the budget after which the interval falls."""
+FIRST_CALM_SECONDS = 60.0
+"""Training time for which these windows must be low, at least."""
+CALM_SECONDS, MOST_CALM_SECONDS = 600.0, 3600.0
+"""The same after a fall was undone; it doubles up to the second figure."""
+
+
+class LowWindows:
+    """The windows in a row below half the budget, and the longest interval that one of them calls for.
+
+    An interval that grows soon after a fall shows that load comes and goes. Falls then wait for low windows during
+    all of its turns, so that the interval does not follow each of them.
+    """
+
+    def __init__(self) -> None:
+        self._count, self._since_seconds, self._longest = 0, 0.0, 1
+        self._calm_seconds = FIRST_CALM_SECONDS
+        self._fell_at_seconds = -math.inf
+
+    def __bool__(self) -> bool:
+        return self._count > 0
+
+    def add(self, wanted: int | None, now_seconds: float) -> int | None:
+        """Add a window; return the interval to fall to, once it is time.
+
+        Args:
+            wanted: the interval that a low window calls for; `None` for a window that is not low.
+            now_seconds: time that training has taken.
+        """
+        if wanted is None:
+            self.clear()
+            return None
+        if not self._count:
+            self._since_seconds = now_seconds
+        self._count += 1
+        self._longest = max(self._longest, wanted)
+        windows, seconds = self.left(now_seconds)
+        if windows or seconds:
+            return None
+        longest = self._longest
+        self.clear()
+        return longest
+
+    def clear(self) -> None:
+        """Begin anew; each fall needs as many windows."""
+        self._count, self._longest = 0, 1
+
+    def left(self, now_seconds: float) -> tuple[int, float]:
+        """Return how many more windows, and how much more time, a fall needs."""
+        seconds = self._since_seconds + self._calm_seconds - now_seconds
+        return max(0, LOW_WINDOWS - self._count), max(0.0, seconds)
+
+    def moved(self, now_seconds: float, *, grows: bool) -> None:
+        """Record a change of the interval."""
+        if not grows:
+            self._fell_at_seconds = now_seconds
+        elif now_seconds - self._fell_at_seconds < max(CALM_SECONDS, self._calm_seconds):
+            self._calm_seconds = min(max(CALM_SECONDS, 2 * self._calm_seconds), MOST_CALM_SECONDS)

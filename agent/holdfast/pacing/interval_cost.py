@@ -24,8 +24,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from holdfast.pacing.failures import FailureHistory
-from holdfast.pacing.policy import ceil, estimate_failures, has_iteration_time, known
-from holdfast.pacing.profile import IntervalPlan, Profile, SnapshotMode
+from holdfast.pacing.policy import (
+    IntervalPlan,
+    Profile,
+    SnapshotMode,
+    ceil,
+    estimate_failures,
+    has_iteration_time,
+    known,
+)
 from holdfast.pacing.settings import DAY, LEAST_WRITE_BUDGET, MAX_INTERVAL, STATES_A_DAY, PacingSettings
 from holdfast.units import duration, format_iterations, format_rate, percent
 

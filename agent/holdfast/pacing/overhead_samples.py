@@ -20,7 +20,7 @@ from holdfast.pacing.estimator import (
     measure,
     scatter,
 )
-from holdfast.pacing.profile import Profile
+from holdfast.pacing.policy import Profile
 
 SPAN_ITERATIONS = 10
 """Minimum iterations of a span."""

@@ -35,8 +35,15 @@ from holdfast.pacing.interval_cost import (
     optimal_interval,
     write_budget,
 )
-from holdfast.pacing.policy import Policy, describe_cost, describe_failures, estimate_failures, has_iteration_time
-from holdfast.pacing.profile import IntervalPlan, Profile
+from holdfast.pacing.policy import (
+    IntervalPlan,
+    Policy,
+    Profile,
+    describe_cost,
+    describe_failures,
+    estimate_failures,
+    has_iteration_time,
+)
 from holdfast.pacing.settings import MAX_INTERVAL, PacingSettings, interval_iterations
 from holdfast.units import FixedInterval, duration, format_interval, format_iterations, format_rate, percent
 

@@ -24,8 +24,7 @@ from holdfast.pacing.interval_cost import (
     written_bytes,
 )
 from holdfast.pacing.planner import comparable_policies, plan
-from holdfast.pacing.policy import ceil, estimate_failures, has_iteration_time, known
-from holdfast.pacing.profile import Profile
+from holdfast.pacing.policy import Profile, ceil, estimate_failures, has_iteration_time, known
 from holdfast.pacing.settings import MAX_BUDGET, MAX_INTERVAL, PacingSettings
 
 POINTS = 60

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from holdfast.pacing.profile import IntervalPlan
+from holdfast.pacing.policy import IntervalPlan
 from holdfast.pacing.what_if import IntervalComparison
 from holdfast.protocol.jobs import CheckpointInfo, Edit, Order, Verification
 from holdfast.protocol.timeline import LineageInfo, ShortWindow, Window

@@ -21,7 +21,7 @@ import torch
 from holdfast import accelerators
 from holdfast.disabled import is_disabled
 from holdfast.format.manifest import SMALL_BYTES, TensorRange, digest
-from holdfast.pacing.profile import SnapshotMode
+from holdfast.pacing.policy import SnapshotMode
 from holdfast.system.host_memory import MAX_SPANS, Gather, SafeMemoryReader, bytes_of, is_plain
 from holdfast.torch_internals import copy_all, version_of
 

@@ -10,7 +10,7 @@ from holdfast import accelerators
 from holdfast.accelerators import is_accelerator
 from holdfast.format.dtypes import PAIRED, stored_as
 from holdfast.format.manifest import TensorRange, lay_out
-from holdfast.pacing.profile import SnapshotMode
+from holdfast.pacing.policy import SnapshotMode
 from holdfast.save.copying import DeviceCopies, HostCopies, Pair, TornCopyDetector, UnchangedTensorCache
 from holdfast.save.host_buffers import Arena
 from holdfast.state.registry import CapturedState

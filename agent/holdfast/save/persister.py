@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from holdfast.distributed.error_transport import describe_error
-from holdfast.errors import Fenced, HoldfastError, is_full
+from holdfast.errors import Fenced, HoldfastError, describe_error, is_full
 from holdfast.format.manifest import LARGE_BYTES, File, FileSummary, raw_bytes, reused_bytes
 from holdfast.protocol.field_types import RankCheckpointTimes
 from holdfast.save.draft import Draft

@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.distributed.error_transport import describe_error
-from holdfast.errors import IncompleteParts, is_full
+from holdfast.errors import IncompleteParts, describe_error, is_full
 from holdfast.format.group_structure import GroupStructure
 from holdfast.format.manifest_files import RankEntry
 from holdfast.protocol.field_types import RankCheckpointTimes

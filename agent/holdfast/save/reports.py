@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 
-from holdfast.distributed.error_transport import printable
+from holdfast.errors import printable
 from holdfast.format.parity_file import ParityCode
 from holdfast.protocol import wire
 from holdfast.protocol.ids import checkpoint_id

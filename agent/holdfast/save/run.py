@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from holdfast.errors import HoldfastError
-from holdfast.pacing.profile import Profile, SnapshotMode
+from holdfast.pacing.policy import Profile, SnapshotMode
 from holdfast.protocol.field_types import ChangedTensor, RankCheckpointTimes
 from holdfast.retention import LoggedMetric
 from holdfast.save.draft import Draft

@@ -11,12 +11,11 @@ from typing import Protocol
 import msgspec
 
 from holdfast.checkpoint.retention_queue import RetentionQueue
-from holdfast.distributed.error_transport import describe_error
 from holdfast.distributed.ranks import Ranks
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, describe_error
 from holdfast.format.encoding import CODEC
 from holdfast.format.parity_file import ParityCode
-from holdfast.pacing.profile import SnapshotMode
+from holdfast.pacing.policy import SnapshotMode
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.protocol.wire import CheckpointKind
 from holdfast.save.draft import Draft

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.checkpoint.stored_manifest import commit, copies_of, has_copies, write_part
-from holdfast.distributed.error_transport import describe_error
-from holdfast.errors import DamagedCheckpoint
+from holdfast.errors import DamagedCheckpoint, describe_error
 from holdfast.format import manifest as fmt
 from holdfast.format.encoding import Encoding
 from holdfast.format.manifest_files import (

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from holdfast.retention import LoggedMetric
-from holdfast.telemetry.iteration_clock import Iteration
+from holdfast.telemetry.iteration_metrics import Iteration
 from holdfast.torch_internals import default_store
 
 SEND_SECONDS = 0.1

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 
 from holdfast import accelerators
-from holdfast.distributed.error_transport import printable
+from holdfast.errors import printable
 from holdfast.protocol.wire import RankPlace
 
 SCHEDULERS = {

@@ -9,15 +9,15 @@ import operator
 import os
 import platform
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-from holdfast.distributed.error_transport import printable
+from holdfast.errors import printable
 from holdfast.pacing import Controller, IntervalPlan
-from holdfast.pacing.profile import to_json
+from holdfast.pacing.policy import profile_to_json
 from holdfast.protocol import wire
 from holdfast.protocol.field_types import MAX_ANNOTATION
 from holdfast.protocol.ids import parse_checkpoint_id
@@ -33,9 +33,82 @@ from holdfast.store import Lineage
 from holdfast.system import io_pool, supervisor_channel
 from holdfast.system.masking import escaped
 from holdfast.telemetry import configuration, fingerprint
-from holdfast.telemetry.iteration_clock import Iteration
-from holdfast.telemetry.run_length import RunLength
 from holdfast.units import duration, format_interval, percent
+
+if TYPE_CHECKING:
+    from holdfast.telemetry.iteration_metrics import Iteration
+
+_FAR = 1 << 40
+"""Number of an epoch that no loader has reached."""
+
+
+@runtime_checkable
+class SizedLoader(Protocol):
+    """A loader that knows its length and its ranks, as `holdfast.DataLoader` does."""
+
+    batch_size: int | None
+    """Samples of a batch of one rank; `None` if a batch sampler decides."""
+    world_size: int
+
+    def batches_left(self, epochs: int) -> int:
+        """Return the batches left of `epochs` epochs in total, on this rank. TypeError if that is not known."""
+
+
+class RunLength:
+    """Answers from the loader that the script draws from. For the training thread; nothing is counted for it."""
+
+    def __init__(self) -> None:
+        self._loader: SizedLoader | None = None
+        self._epochs: int | None = None
+        """Epochs in all; `None` if the script has not said how many."""
+        self._batches_per_iteration: Callable[[], int] = lambda: 0
+
+    def follow(
+        self, loader: object, epoch: int, epochs: int | None, batches_per_iteration: Callable[[], int]
+    ) -> None:
+        """Follow the loader of a call of `session.batches`.
+
+        Args:
+            epoch: the epoch that the loader is in, from 0.
+            epochs: what the call was given. A script that calls it for each epoch gives the number of the next
+                one, not how many there are to be: a call for one epoch says nothing about the length of the job.
+            batches_per_iteration: returns how many batches each iteration takes; 0 if it is not known.
+        """
+        self._loader = loader if isinstance(loader, SizedLoader) else None
+        self._batches_per_iteration = batches_per_iteration
+        if epochs is None or epochs - epoch > 1:
+            self._epochs = epochs
+        elif epochs != self._epochs:  # not the last epoch of a call that was seen before
+            self._epochs = None
+
+    def total_iterations(self, iteration: int) -> int | None:
+        """Return the number of the last iteration, at the end of `iteration`; `None` if it is not known."""
+        loader, batches = self._loader, self._batches_per_iteration()
+        if loader is None or self._epochs is None or not batches:
+            return None
+        try:
+            return iteration + -(-loader.batches_left(self._epochs) // batches)
+        except TypeError:  # a dataset or a sampler without a length
+            return None
+
+    def epoch_iterations(self) -> int | None:
+        """Return the iterations of a whole epoch; `None` if that is not known."""
+        loader, batches = self._loader, self._batches_per_iteration()
+        if loader is None or not batches:
+            return None
+        try:
+            in_epoch = loader.batches_left(_FAR + 1) - loader.batches_left(_FAR)
+        except TypeError:
+            return None
+        return -(-in_epoch // batches) or None
+
+    def samples_per_iteration(self) -> float | None:
+        """Return the samples that an iteration takes on all ranks together; `None` if that is not known."""
+        loader, batches = self._loader, self._batches_per_iteration()
+        if loader is None or loader.batch_size is None or not batches:
+            return None
+        return float(loader.batch_size * loader.world_size * batches)
+
 
 logger = logging.getLogger("holdfast")
 
@@ -289,7 +362,7 @@ class Reporter:
                 measured_window_iterations=controller.measured_window_iterations,
                 reason=plan.reason if plan else "measuring the first iterations",
                 pending=plan.pending if plan else "",
-                profile=to_json(profile) if profile else {},
+                profile=profile_to_json(profile) if profile else {},
                 spread=controller.spread,
                 mtbf_seconds=controller.settings.mtbf_seconds,
                 write_bytes_per_second=controller.write_budget,

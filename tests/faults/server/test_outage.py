@@ -14,7 +14,7 @@ import pytest
 from holdfast.protocol.wire import Notice
 from holdfast.server_link import batch_sender, event_queue, http_client
 from holdfast.server_link.connection import ServerConnection
-from holdfast.telemetry.iteration_clock import Iteration
+from holdfast.telemetry.iteration_metrics import Iteration
 from holdfast_server.samples import sample_codec
 from tests.support.postgres import ON_SQLITE, ask
 

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from holdfast.pacing import planner
 from holdfast.pacing.interval_cost import Limit
-from holdfast.pacing.profile import IntervalPlan
+from holdfast.pacing.policy import IntervalPlan
 from holdfast.pacing.what_if import Advice, advise
 from holdfast.protocol.administration import Alert, Approval
 from holdfast.protocol.analyses import SAME_LOSSES, JobPlan, RestorePreview, SettingsPreview

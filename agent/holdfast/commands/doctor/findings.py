@@ -9,8 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.distributed.error_transport import describe_error
 from holdfast.distributed.ranks import Ranks, RanksLost
+from holdfast.errors import describe_error
 
 FindingState = Literal["ok", "skipped", "warning", "problem"]
 STATES: tuple[FindingState, ...] = ("ok", "skipped", "warning", "problem")

@@ -14,8 +14,7 @@ from holdfast.engine.probing import PATIENCE_SECONDS, Prober
 from holdfast.errors import NoProbe
 from holdfast.protocol import wire
 from holdfast.protocol.wire import Desired
-from holdfast.telemetry.iteration_clock import IterationClock
-from holdfast.telemetry.iteration_metrics import IterationMetrics
+from holdfast.telemetry.iteration_metrics import IterationClock, IterationMetrics
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
 from tests.support.clock import FakeClock
 from tests.support.fake_server_connection import FakeServerConnection

@@ -23,7 +23,7 @@ from holdfast.pacing import (
 from holdfast.pacing.coci import DENSEST, SPARSEST
 from holdfast.pacing.failures import JobHistory, TrainingProgress
 from holdfast.pacing.loss_curve import LossCurve
-from holdfast.pacing.profile import Profile
+from holdfast.pacing.policy import Profile
 
 TOTAL = 100_000
 STATE = 10**9

@@ -12,9 +12,8 @@ import pytest
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.forking import fork
 from holdfast.checkpoint.scrub import scrub
-from holdfast.distributed.error_transport import describe_error
 from holdfast.distributed.ranks import RanksLost
-from holdfast.errors import IncompleteParts
+from holdfast.errors import IncompleteParts, describe_error
 from holdfast.format.manifest import TensorRange
 from holdfast.format.parity_file import ParityCode
 from holdfast.protocol.ids import checkpoint_id

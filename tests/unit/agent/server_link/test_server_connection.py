@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from holdfast.protocol.wire import Ack, Batch, Desired, Notice, Samples, StallKind
 from holdfast.server_link import event_queue, http_client
 from holdfast.server_link.connection import ServerConnection
-from holdfast.telemetry.iteration_clock import Iteration
+from holdfast.telemetry.iteration_metrics import Iteration
 from tests.support.eventually import PATIENCE_SECONDS, eventually
 from tests.support.foreign_servers import PAGE, SILENT, SSH, WEB, other_server
 

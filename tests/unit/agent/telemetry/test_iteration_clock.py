@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from holdfast.retention import LoggedMetric
-from holdfast.telemetry.iteration_clock import Iteration, IterationClock, MetricReader
+from holdfast.telemetry.iteration_metrics import Iteration, IterationClock, MetricReader
 
 
 class Hands:

@@ -5,7 +5,7 @@ import types
 import pytest
 
 from holdfast.save.run import RunState, WriteResult
-from holdfast.telemetry import iteration_clock
+from holdfast.telemetry import iteration_metrics
 from holdfast.telemetry.iteration_metrics import BATCH_ITERATIONS, BATCH_SECONDS, IterationMetrics
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
 from tests.support.persist_job import empty_run
@@ -31,7 +31,7 @@ class FakeController:
 class MetricsLoop:
     def __init__(self, monkeypatch):
         self.now = 1000.0
-        monkeypatch.setattr(iteration_clock.time, "time", lambda: self.now)
+        monkeypatch.setattr(iteration_metrics.time, "time", lambda: self.now)
         self.standing, self.controller = TrainingPosition(), FakeController()
         self.meter = IterationMetrics(self.controller, Reporter("job", self.standing))
         monkeypatch.setattr(

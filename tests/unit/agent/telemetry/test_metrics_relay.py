@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.telemetry import metrics_relay
-from holdfast.telemetry.iteration_clock import Iteration
+from holdfast.telemetry.iteration_metrics import Iteration
 from holdfast.telemetry.metrics_relay import PATIENCE_SECONDS, SEND_SECONDS, MetricsReceiver, MetricsSender
 
 

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from holdfast.protocol import wire
-from holdfast.telemetry.iteration_clock import Iteration, IterationClock
-from holdfast.telemetry.iteration_metrics import LEAST_SECONDS, RankReporter
+from holdfast.telemetry.iteration_metrics import LEAST_SECONDS, Iteration, IterationClock, RankReporter
 from tests.support.fake_server_connection import FakeServerConnection
 
 
