@@ -81,7 +81,7 @@ def test_what_is_not_in_the_store_is_not_offered_a_pin_and_refused_one(
     page = client.get(PAGE).text
     for offer in (">Pin</button>", 'id="label"', 'id="compare"', 'id="verify"'):
         assert offer not in page
-    assert "It is no longer in the store; what was measured stays here." in words(page)
+    assert "It is no longer in the store; its measurements stay here." in words(page)
     refused = client.post(f"{PAGE}/pin", data={"pinned": "true"})
     assert refused.status_code == 409
     assert "is missing: only a durable checkpoint can be pinned" in words(refused.text)

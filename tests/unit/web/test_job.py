@@ -26,7 +26,7 @@ def test_the_page_shows_overhead_interval_unsaved_work_and_the_newest_restore_po
     assert "Over the last 240 iterations" in page
     assert "of 3.5 % budget" in page
     assert "a checkpoint costs 320 ms" in page
-    assert "lost if the job crashed now" in page
+    assert "lost if the job crashes now" in page
     assert "Restore iteration 360, lineage 1" in page
 
 
@@ -328,7 +328,7 @@ def test_the_page_of_an_incremental_checkpoint_has_its_changed_rows_by_tensor(
         "Changed rows Tensor Rows Changed Written Linked model.weight 400,000 2,000 0.5 % 768 kB 50.4 MB" in page
     )
     assert "xxx" not in page, "a name that is too long"
-    assert "less is sent, but not less is stored" in page
+    assert "but the same amount is stored" in page
     assert "Changed rows" not in client.get(f"/jobs/char-gpt/checkpoints/{checkpoint_id(400, 1)}").text
     listed = client.get("/api/v1/jobs/char-gpt/checkpoints").json()["checkpoints"]
     (found,) = (each["changed"] for each in listed if each["id"] == made.id)

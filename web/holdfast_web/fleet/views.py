@@ -59,7 +59,7 @@ COLUMNS = {
     "report": "Last report",
 }
 ACTIONS: dict[BulkAction, tuple[str, str]] = {
-    "checkpoint": ("Take a checkpoint now of", "a checkpoint requested"),
+    "checkpoint": ("Take a checkpoint now of", "with a checkpoint requested"),
     "pause": ("Pause checkpoints of", "paused"),
     "resume": ("Resume checkpoints of", "resumed"),
     "pause_training": ("Pause training of", "to be paused"),
@@ -69,10 +69,10 @@ ACTIONS: dict[BulkAction, tuple[str, str]] = {
     "on_trouble": ("Set the reaction to wrong losses of", "changed"),
     "acknowledge": ("Acknowledge the alerts of", "acknowledged"),
     "archive": ("Archive", "archived"),
-    "unarchive": ("Take out of the archive", "taken out of the archive"),
+    "unarchive": ("Unarchive", "unarchived"),
     "delete": ("Delete", "deleted"),
 }
-"""The question before a bulk action, up to the number of jobs, and what the result says of that number."""
+"""Question before a bulk action, which the number of jobs follows; and result, which follows that number."""
 JOBS_NAMED = 50
 """Most jobs that the confirmation of a bulk action lists."""
 SAYS_STATUS: tuple[VerdictCause, ...] = (

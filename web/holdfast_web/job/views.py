@@ -400,7 +400,7 @@ def restore_dialog(
             good = control.find_last_good(view, before=before)
             if good is None or good.checkpoint is None:
                 place = before if good is None else good.iteration
-                raise NotRestorable(f"no sound checkpoint from before iteration {place:,} is left")
+                raise NotRestorable(f"no good checkpoint from before iteration {place:,} is left")
             checkpoint, reason = good.checkpoint.id, good.reason
         if asked:
             checkpoint = control.checkpoint_at(view, forms.iteration(asked)).id

@@ -66,7 +66,7 @@ def change_password(
         people.change_password(db, asker.name, password, keep=asker.sign_in_id, now=now)
     except RequestRefused as refusal:
         return _refused(views.you_page(db, asker, now), refusal)
-    done = "Your password is changed, and your other browsers are signed out."
+    done = "Your password was changed, and your other browsers are signed out."
     response = replace(views.you_page(db, asker, now), done=done).response()
     remember_device(request, response, sign_ins.new_device(db, asker.name))
     return response

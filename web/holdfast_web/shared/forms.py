@@ -79,9 +79,9 @@ def data_skip(choice: str, skip_to: str, batches: str, loader: str) -> DataSkip 
         return None
     number, digits = loader.strip(), batches.strip().replace(",", "").replace("\u202f", "")
     if not _whole(digits, most=15) or int(digits) == 0:
-        raise InvalidSetting("batches", f"{_cut(batches)!r} is no number of batches: enter a positive integer")
+        raise InvalidSetting("batches", f"{_cut(batches)!r} is not a number of batches: enter a positive integer")
     if number and not _whole(number, most=6):
-        raise InvalidSetting("loader", f"{_cut(loader)!r} is no number of a loader: they are numbered from 0")
+        raise InvalidSetting("loader", f"{_cut(loader)!r} is not a loader number: loaders are numbered from 0")
     return DataSkip(batches=int(digits), loader=int(number) if number else None)
 
 

@@ -272,7 +272,7 @@ def test_the_dialog_offers_the_last_good_checkpoint_before_an_iteration(trained,
     assert f"The trouble at 300</b>: {SAME_LOSSES}" in dialog
     assert "to iteration 300?" in client.get("/jobs/char-gpt/restore?before=302").text
     refused = client.get("/jobs/char-gpt/restore?before=51")
-    assert (refused.status_code, "no sound checkpoint from before iteration 51" in refused.text) == (422, True)
+    assert (refused.status_code, "no good checkpoint from before iteration 51" in refused.text) == (422, True)
 
 
 def test_one_checkpoint_is_offered_from_before_the_first_of_several_troubles(trained, client, clock, look):

@@ -130,7 +130,7 @@ def test_the_way_back_leads_nowhere_else(jobs):
 @pytest.mark.parametrize(
     ("who", "sentence"),
     [
-        ("viewer", f"0 jobs changed, 1 job not changed. The page of each job shows when the change applies. "
+        ("viewer", f"0 jobs changed, 1 job not changed. Each job's page shows when the change takes effect. "
                    f"Job Result job-of-{OWN} Not changed: you may view job-of-{OWN}, but not change it"),
         ("outsider", f"Not changed: job 'job-of-{OWN}' not found: no agent has reported under this name"),
         ("operator", "1 job changed."),

@@ -831,7 +831,7 @@ def test_the_dialog_takes_a_number_of_batches_of_a_loader(job, client):
     data = {"checkpoint": "000000000010-1", "key": "k", "data": "batches", "batches": "0", "loader": "1"}
     refused = client.post("/jobs/char-gpt/restores", data=data)
     assert refused.status_code == 422
-    assert "is no number of batches" in refused.text
+    assert "is not a number of batches" in refused.text
     assert 'value="batches" checked' in refused.text
     assert client.post("/jobs/char-gpt/restores", data=data | {"batches": "9", "loader": "x"}).status_code == 422
     sent = client.post("/jobs/char-gpt/restores", data=data | {"batches": "1,200"}, follow_redirects=False)
