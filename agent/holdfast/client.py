@@ -399,15 +399,15 @@ class Client:
         return self._http.rows(NoticeInfo, "notices", "/jobs/{job}/notices", job, query={"limit": limit})
 
     def annotations(self, job: str, *, limit: int | None = None) -> list[Annotation]:
-        """Return the notes at iterations, latest iterations first. Raises NotFound."""
+        """Return the annotations of a job, latest iterations first. Raises NotFound."""
         return self._http.rows(Annotation, "annotations", ANNOTATIONS, job, query={"limit": limit})
 
     def annotate(self, job: str, text: str, *, iteration: int | None = None) -> Annotation:
-        """Add a note at a finished iteration; `None`: the newest. Raises NotFound, Conflict and Invalid."""
+        """Annotate a finished iteration; `None`: the newest. Raises NotFound, Conflict and Invalid."""
         return self._http.fetch(Annotation, "POST", ANNOTATIONS, job, body={"text": text, "iteration": iteration})
 
     def edit_annotation(self, job: str, annotation: int, text: str) -> Annotation:
-        """Change a note of a person. Raises NotFound, Conflict and Invalid."""
+        """Change the text of an annotation of a person. Raises NotFound, Conflict and Invalid."""
         return self._http.fetch(
             Annotation, "PATCH", ANNOTATION, job, annotation, body={"text": text}, idempotent=True
         )

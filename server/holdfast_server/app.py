@@ -50,15 +50,15 @@ BACKGROUND_JOBS: tuple[BackgroundJob, ...] = (
     BackgroundJob("audit anchor", audit.ANCHOR_SECONDS, audit.log_head),
     BackgroundJob("alerts", evaluation.EVERY_SECONDS, evaluation.evaluate),
     BackgroundJob(
-        "alerts by analysis", evaluation.ANALYZED_EVERY_SECONDS, partial(evaluation.evaluate, analyzed=True)
+        "alerts that need analysis", evaluation.ANALYZED_EVERY_SECONDS, partial(evaluation.evaluate, analyzed=True)
     ),
     BackgroundJob(
-        "alerts of jobs at rest", evaluation.AT_REST_EVERY_SECONDS, partial(evaluation.evaluate, at_rest=True)
+        "alerts of ended jobs", evaluation.AT_REST_EVERY_SECONDS, partial(evaluation.evaluate, at_rest=True)
     ),
     BackgroundJob("compaction", compaction.EVERY_SECONDS, compaction.compact),
     BackgroundJob("orders", restore_orders.EVERY_SECONDS, restore_orders.check_timeouts),
     BackgroundJob("overrides", desired_state.OVERRIDES_EVERY_SECONDS, desired_state.end_overrides),
-    BackgroundJob("shares of stores", store_shares.EVERY_SECONDS, store_shares.divide_regularly),
+    BackgroundJob("store shares", store_shares.EVERY_SECONDS, store_shares.divide_regularly),
     BackgroundJob("retention", report_retention.EVERY_SECONDS, report_retention.apply_all),
 )
 
@@ -122,7 +122,8 @@ def create_app(
     app = FastAPI(
         title="Holdfast",
         version=version("holdfast"),
-        description="Checkpoints that cost next to nothing, and any iteration back at one click.",
+        description="Shows what the checkpoints of PyTorch training cost, controls them, and restores jobs to an "
+        "earlier iteration.",
         lifespan=lifespan,
         openapi_url=None,  # the API has endpoints for it
         redirect_slashes=False,

@@ -130,7 +130,7 @@ class _Server(uvicorn.Server):
 
     async def _print_sign_in(self) -> None:
         if self._settings.token is not None:
-            print("This server has accounts and keys: it ignores HOLDFAST_TOKEN", flush=True)
+            print("This server has accounts and keys, so it ignores HOLDFAST_TOKEN", flush=True)
         make = partial(people.setup_link, self._database, who="the server", now=time.time())
         link = await self._database.ask("background", make)
         if link is not None:
@@ -143,7 +143,7 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-Host = Annotated[str, typer.Option(help="Address to listen on; on any but loopback, clients must authenticate.")]
+Host = Annotated[str, typer.Option(help="Address to listen on; except on loopback, clients must authenticate.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")]
 DatabasePlace = Annotated[
     str | None,
@@ -189,7 +189,7 @@ MaxJobs = Annotated[
     typer.Option(
         envvar="HOLDFAST_MAX_JOBS",
         min=1,
-        help="Limit of the jobs of a project; a report that would create one more is refused.",
+        help="Most jobs per project; reports that would create more are refused.",
     ),
 ]
 GpuHourPrice = Annotated[
@@ -197,7 +197,7 @@ GpuHourPrice = Annotated[
     typer.Option(
         envvar="HOLDFAST_GPU_HOUR_PRICE",
         min=0,
-        help="Price of a GPU for an hour, with which the account shows costs.",
+        help="Price of one GPU-hour; the account then shows costs.",
         show_default="none",
     ),
 ]
@@ -206,13 +206,13 @@ TbMonthPrice = Annotated[
     typer.Option(
         envvar="HOLDFAST_TB_MONTH_PRICE",
         min=0,
-        help="Price of 1 TB of checkpoints for a month, with which the account shows costs.",
+        help="Price of storing 1 TB of checkpoints for a month; the account then shows costs.",
         show_default="none",
     ),
 ]
 Currency = Annotated[
     str,
-    typer.Option(envvar="HOLDFAST_CURRENCY", help="Shown after costs, as in EUR.", show_default="none"),
+    typer.Option(envvar="HOLDFAST_CURRENCY", help="Currency shown after costs, as in EUR.", show_default="none"),
 ]
 LogFormat = Annotated[
     logs.Format, typer.Option(envvar="HOLDFAST_LOG_FORMAT", help="Plain text, or one JSON object per line.")

@@ -139,7 +139,7 @@ def test_a_script_that_cannot_be_taken_back_is_started_again_for_an_order_and_fo
         )
         at = _oldest(server, job)
         preview = server.preview_restore(job, f"{at:012d}-1")
-        assert "by a restart of the script, which its supervisor does at once" in preview.what
+        assert "at once, by a restart of the script through its supervisor" in preview.what
         assert preview.estimated_seconds is not None
         order = server.restore(job, at)
         eventually(lambda: server.order(job, order.id).state == "restored", "the job to go back")

@@ -31,7 +31,7 @@ CAUSE_DEFINITIONS: dict[LossCause, str] = {
     "idle": "no attempt for up to an hour after a failure, pauses, and time without iterations",
 }
 SAVED_RULE = (
-    "Saved is the work of a failed attempt that the next one did not repeat, as far as it came after the last end "
+    "Saved is the work that a failed attempt did after its last end of an epoch and the next one did not repeat: "
     "of an epoch: a checkpoint at the end of each epoch would have lost it. A failure counts where the loader "
     "knows the length of an epoch"
 )

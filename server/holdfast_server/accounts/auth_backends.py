@@ -212,7 +212,7 @@ class AccountsAuth:
         try:
             await self._db.ask("accounts", note)
         except (DatabaseBusy, DatabaseClosed, DatabaseUnavailable, SQLAlchemyError) as error:
-            logger.warning("could not store when a key or a browser was last used: %s", error)
+            logger.warning("could not store the last use of a key or a browser: %s", error)
 
 
 class ExpiringCache(Generic[K, V]):

@@ -177,7 +177,7 @@ def _checked(request: TokenRequest) -> tuple[str, list[Scope]]:
         except ValueError as error:
             raise InvalidSetting("job", str(error)) from None
     if request.seconds is not None and not 60 <= request.seconds <= 3650 * 86400:
-        raise InvalidSetting("expires", "the lifetime of a key is a minute to ten years, or unlimited")
+        raise InvalidSetting("expires", "the lifetime of a key must be 1 minute to 10 years, or unlimited")
     return name, scopes
 
 

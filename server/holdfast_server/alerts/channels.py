@@ -133,14 +133,14 @@ def find(session: Session, project: str, channel: str) -> models.AlertChannelRec
 
 def _parse_severity(text: str) -> str:
     if text not in SEVERITIES:
-        raise InvalidSetting("least_severity", f"severity {text[:80]!r} is none of {', '.join(SEVERITIES)}")
+        raise InvalidSetting("least_severity", f"severity {text[:80]!r} is not one of {', '.join(SEVERITIES)}")
     return text
 
 
 def _parse_target(target: str, kind: str, settings: AlertSettings) -> tuple[ChannelKind, str]:
     """Return the kind of the channel, and the target as it is stored."""
     if kind not in ("", *CHANNEL_KINDS):
-        raise InvalidSetting("kind", f"kind {kind[:80]!r} is none of {', '.join(CHANNEL_KINDS)}")
+        raise InvalidSetting("kind", f"kind {kind[:80]!r} is not one of {', '.join(CHANNEL_KINDS)}")
     chosen = CHANNEL_KINDS[kind] if kind else kind_for(target)
     return chosen, chosen.parse_target(target, settings)
 

@@ -154,13 +154,13 @@ def _above_floor(value: float, limit: float, message: str, seconds: float) -> Ru
 
 @_kind(
     "no_progress", "No progress",
-    "Longest time without a new iteration, or five of its longest iterations if that is more",
+    "Longest time without a new iteration, or five times the longest iteration if that is more",
     unit="seconds", limit=600, severity="critical", while_training=True,
 )  # fmt: skip
 def _no_progress(facts: JobFacts, limit: float) -> RuleResult | None:
     longest, stuck = facts.longest_iteration_seconds, facts.stuck_seconds
     allowed = max(limit, STUCK_ITERATIONS * longest)
-    slow = f", {STUCK_ITERATIONS} of its longest iterations" if allowed > limit else ""
+    slow = f", {STUCK_ITERATIONS} times the longest iteration" if allowed > limit else ""
     return _above(stuck, allowed, f"no new iteration for {_duration(stuck or 0)}", _duration(allowed) + slow)
 
 
@@ -223,7 +223,7 @@ def _durable_age(facts: JobFacts, limit: float) -> RuleResult | None:
 
 @_kind(
     "unsaved_gpu_hours", "Too much unsaved work, in GPU-hours",
-    "Most GPU-hours, of all ranks, that a crash may cost",
+    "Most GPU-hours of all ranks that a crash may cost",
     unit="gpu_hours", limit=100, for_seconds=60, while_training=True,
 )  # fmt: skip
 def _unsaved_gpu_hours(facts: JobFacts, limit: float) -> RuleResult | None:
@@ -254,7 +254,7 @@ def _overhead(facts: JobFacts, limit: float) -> RuleResult | None:
 
 @_kind(
     "throughput_drop", "Throughput dropped",
-    "How far throughput may be below that of the job's own last hours, in percent",
+    "How far throughput may drop below that of the job's own last hours, in percent",
     unit="percent", limit=20, for_seconds=600, while_training=True,
 )  # fmt: skip
 def _throughput_drop(facts: JobFacts, limit: float) -> RuleResult | None:
@@ -281,7 +281,7 @@ def _iteration_time(facts: JobFacts, limit: float) -> RuleResult | None:
 
 
 @_kind(
-    "goodput_low", "Goodput low", "Least share of the last hour that advanced training, in percent",
+    "goodput_low", "Goodput low", "Smallest share of the last hour that advanced training, in percent",
     unit="percent", limit=50, for_seconds=600, while_training=True, analyzed=True,
 )  # fmt: skip
 def _goodput_low(facts: JobFacts, limit: float) -> RuleResult | None:
@@ -293,7 +293,7 @@ def _goodput_low(facts: JobFacts, limit: float) -> RuleResult | None:
 
 
 @_kind(
-    "data_wait", "Waiting for data", "Largest share of the last 10 minutes that waited for data, in percent",
+    "data_wait", "Waiting for data", "Largest share of the last 10 minutes spent waiting for data, in percent",
     unit="percent", limit=30, for_seconds=600, while_training=True, analyzed=True,
 )  # fmt: skip
 def _data_wait(facts: JobFacts, limit: float) -> RuleResult | None:
@@ -315,12 +315,12 @@ def _straggler(facts: JobFacts, limit: float) -> RuleResult | None:
     if found.slowest is None:
         return RuleResult(False, "", 0.0)
     slower = found.slower * 100
-    message = f"rank {found.slowest} takes {slower:.0f} % longer than the others, by {found.why}"
+    message = f"rank {found.slowest} takes {slower:.0f} % longer than the others because of {found.why}"
     return _above_floor(slower, limit, message, found.slower_seconds)
 
 
 @_kind(
-    "disk_filling", "Store filling up", "Least number of further checkpoints that fit into the store",
+    "disk_filling", "Store filling up", "Smallest number of further checkpoints that fit in the store",
     unit="checkpoints", limit=3, while_training=True,
 )  # fmt: skip
 def _disk_filling(facts: JobFacts, limit: float) -> RuleResult | None:
@@ -353,7 +353,7 @@ def _loss_nan(facts: JobFacts, limit: float) -> RuleResult | None:
 
 @_kind(
     "loss_spike", "Loss spike",
-    "How far the loss may be above the median of the iterations before it, as a multiple of its usual noise",
+    "How far the loss may exceed the median of the iterations before it, as a multiple of its usual noise",
     unit="spreads", limit=6, window=200, while_training=True,
 )  # fmt: skip
 def _loss_spike(facts: JobFacts, limit: float) -> RuleResult | None:
@@ -373,11 +373,11 @@ def _loss_spike(facts: JobFacts, limit: float) -> RuleResult | None:
     lasts = facts.losses.lasts(spike, limit)
     if open_spike is not None and subject == open_spike.subject:
         return _open_spike(open_spike, lasts=lasts)
-    height = f"{_number(spike.spreads)} × the usual noise above (limit {limit:g})"
+    height = f"{_number(spike.spreads)} × the usual noise higher (limit {limit:g})"
     return RuleResult(
         True, f"the loss was {spike.loss:.4g} at iteration {spike.iteration:,}", spike.spreads, subject=subject,
         iteration=spike.iteration, lineage=facts.lineage, is_announced=lasts,
-        detail=f", after usually {spike.usual:.4g}: {height}" + LASTING * lasts,
+        detail=f", usually {spike.usual:.4g}: {height}" + LASTING * lasts,
     )  # fmt: skip
 
 

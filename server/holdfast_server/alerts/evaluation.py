@@ -30,7 +30,7 @@ LOSSES_AT_ONCE = 10
 WRITES_AT_ONCE = 8
 """They share a commit if a thousand jobs fall silent at once, and do not delay the storage of reports."""
 RULE_DISABLED = "the rule was disabled, or no longer applies to this job"
-REPLACED = "another one followed"
+REPLACED = "a newer one followed"
 
 _OpenAlerts = dict[str, dict[str, models.AlertRecord]]
 """By job and rule."""

@@ -359,7 +359,7 @@ def silence(session: Session, job: str, alert: int, *, until: float, who: str, n
         UnknownJob, UnknownAlert, AlertResolved, InvalidSetting.
     """
     if not now < until <= now + MAX_SILENCE_SECONDS:
-        raise InvalidSetting("until", "a silence ends in the future, within 90 days")
+        raise InvalidSetting("until", "a silence must end in the future, within 90 days")
     row = _unresolved(session, job, alert)
     row.silenced_until, row.silenced_by = until, who
     _note(session, row, "silenced", f"for {duration(round(until - now))}", who=who, now=now)

@@ -37,7 +37,9 @@ def parse_labels(text: str) -> dict[str, str]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, separator, value = (each.strip() for each in part.partition(":"))
         if not separator or name in found:
-            raise InvalidSetting("labels", f"label {part[:80]!r}: write each once as name: value, as in team: nlp")
+            raise InvalidSetting(
+                "labels", f"label {part[:80]!r}: write each label once as name: value, as in team: nlp"
+            )
         found[name] = value
     return found
 

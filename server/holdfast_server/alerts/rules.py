@@ -167,7 +167,9 @@ def _apply(row: models.AlertRuleRecord, changes: RuleChanges) -> None:
         row.enabled = changes.enabled
     if changes.severity is not UNSET:
         if changes.severity not in SEVERITIES:
-            raise InvalidSetting("severity", f"severity {changes.severity!r} is none of {', '.join(SEVERITIES)}")
+            raise InvalidSetting(
+                "severity", f"severity {changes.severity!r} is not one of {', '.join(SEVERITIES)}"
+            )
         row.severity = changes.severity
     if changes.limit is not UNSET:
         if not 0 <= changes.limit <= MAX_LIMIT:
@@ -185,7 +187,7 @@ def _apply(row: models.AlertRuleRecord, changes: RuleChanges) -> None:
         row.for_seconds = changes.for_seconds
     if changes.jobs is not UNSET:
         if not 1 <= len(changes.jobs) <= MAX_PATTERN or not re.fullmatch(r"[A-Za-z0-9._*?-]+", changes.jobs):
-            raise InvalidSetting("jobs", "give a pattern for job names, with * and ? as wildcards, as in llama-*")
+            raise InvalidSetting("jobs", "give a pattern for job names, with the wildcards * and ?, as in llama-*")
         row.jobs = changes.jobs
     if changes.runbook is not UNSET:
         row.runbook = _parse_runbook(changes.runbook)

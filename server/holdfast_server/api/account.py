@@ -23,7 +23,7 @@ DEFAULT_WINDOW: AccountWindow = "24h"
 async def account_query(
     asker: Asker,
     since: Annotated[AccountWindow, Query(description="the window, which ends now")] = DEFAULT_WINDOW,
-    by: Annotated[AccountKey, Query(description="what rows are summed by")] = "project",
+    by: Annotated[AccountKey, Query(description="what the rows are grouped by")] = "project",
     project: str = "",
     owner: str = "",
     label: Annotated[str, Query(description="labels that all match, separated by commas: `team: vision`")] = "",

@@ -71,7 +71,7 @@ def create(request: Request, body: Body, db: Db, now: Now, asker: Asker) -> Resp
     errors={404: "No such key"},
 )
 def revoke(prefix: str, db: Db, now: Now, asker: Asker) -> Response:
-    """Revoke a key. No instance accepts it 5 seconds later."""
+    """Revoke a key. All instances reject it within 5 seconds."""
     return Json(tokens.revoke(db, prefix, asker=asker, now=now))
 
 

@@ -88,7 +88,7 @@ def alerts(
 
 @router.endpoint("GET", "/alerts/{alert}", access=LISTS, returns=AlertDetails, errors={404: "No such alert"})
 def alert_details(alert: Number, db: Db, now: Now, asker: Asker) -> Response:
-    """Return an alert with its course: states, comments and messages; and the alerts of its group."""
+    """Return an alert with its history of states, comments and messages, and the alerts of its group."""
     return Json(incidents.details(db, alert, visible_projects=asker.visible_projects, now=now))
 
 
@@ -111,7 +111,7 @@ def of_job(
     errors={404: NO_ALERT, 409: RESOLVED},
 )
 def acknowledge(job: str, alert: Number, db: Db, now: Now, who: Who) -> Response:
-    """Acknowledge an alert. Its next message is the one when it resolves."""
+    """Acknowledge an alert. No further message is sent until it resolves."""
     done = incidents.acknowledge(db, job, alert, who=who, now=now)
     return Json(done)
 
@@ -126,7 +126,7 @@ def acknowledge(job: str, alert: Number, db: Db, now: Now, who: Who) -> Response
     max_body_bytes=MAX_EDIT_BYTES,
 )
 def silence(job: str, alert: Number, body: Body, db: Db, now: Now, who: Who) -> Response:
-    """Suppress messages about this alert, and further ones of the same rule and job, until a time."""
+    """Suppress messages about this alert, and about later ones of the same rule and job, until a time."""
     asked = parse(body, SilenceRequest)
     if (asked.until is None) == (asked.seconds is None):
         raise InvalidSetting("until", "give either until or seconds")
@@ -170,7 +170,7 @@ def add_comment(job: str, alert: Number, body: Body, db: Db, now: Now, who: Who)
     errors={404: "No such project"},
 )
 def project_rules(project: str, db: Db, now: Now) -> Response:
-    """List the built-in rules, as they are in this project, then its custom ones, each with its recent alerts."""
+    """List the built-in rules as set in this project, then its custom ones, each with its recent alerts."""
     return Json({"rules": rules.list_rules(db, project, now=now)})
 
 
@@ -222,7 +222,7 @@ def project_channels(project: str, db: Db) -> Response:
     body=NewChannel,
     returns=AlertChannel,
     status=201,
-    errors={404: "No such project", 409: "Mail or webhooks are disabled on this server", 422: "Invalid field"},
+    errors={404: "No such project", 409: "Email or webhooks are disabled on this server", 422: "Invalid field"},
     max_body_bytes=MAX_EDIT_BYTES,
 )
 def create_channel(project: str, body: Body, db: Db, config: Config, now: Now, who: Who) -> Response:

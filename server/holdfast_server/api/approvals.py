@@ -19,7 +19,7 @@ from holdfast_server.queries import summaries
 from holdfast_server.queries.job_view import view_job
 
 router = Router("/api/v1/jobs/{job}", tag="approvals")
-ERRORS = {403: "You asked for it yourself", 404: "No such job or request", 409: "It no longer waits"}
+ERRORS = {403: "You asked for it yourself", 404: "No such job or request", 409: "It is no longer open"}
 
 
 class ProtectionRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -36,8 +36,7 @@ class ProtectionRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknow
     max_body_bytes=MAX_EDIT_BYTES,
 )
 def protect(request: Request, job: str, body: Body, db: Db, asker: Asker, now: Now) -> Response:
-    """Protect a job: restores, pauses, ends and values then need a second person. So does removing the
-    protection."""
+    """Protect a job: a second person must approve restores, pauses, ends, values and the end of protection."""
     asked = parse(body, ProtectionRequest)
     has_accounts = services_of(request.app).auth.has_accounts
     approvals.protect(db, job, protected=asked.protected, has_accounts=has_accounts, asker=asker, now=now)
@@ -54,7 +53,7 @@ def listed(job: str, db: Db, now: Now) -> Response:
 
 @router.endpoint("POST", "/approvals/{approval}/approve", access=RESTORE, returns=Approval, errors=ERRORS)
 def approve(job: str, approval: str, db: Db, asker: Asker, now: Now) -> Response:
-    """Approve a request of another person, which is carried out at once. A key counts as its owner."""
+    """Approve another person's request, which takes effect immediately. A key counts as its owner."""
     return Json(approvals.approve(db, job, approval, asker=asker, now=now))
 
 

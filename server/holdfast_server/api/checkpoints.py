@@ -74,7 +74,7 @@ def verification(job: str, checkpoint: str, db: Db, now: Now) -> Response:
     max_body_bytes=MAX_EDIT_BYTES,
 )
 def verify(job: str, checkpoint: str, body: Body, db: Db, who: Who, now: Now) -> Response:
-    """Request that the job compares all bytes with their digests. The server itself never reads a store.
+    """Request that the job compare all bytes with their digests. The server itself never reads a store.
 
     The job verifies in the background, one checkpoint at a time; a job that is not running, at its next start.
     """

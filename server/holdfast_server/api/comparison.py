@@ -35,7 +35,9 @@ def compare(
     ] = "iteration",
     first: Annotated[float | None, Query(alias="from", ge=0, le=MAX_ITERATION)] = None,
     last: Annotated[float | None, Query(alias="to", ge=0, le=MAX_ITERATION)] = None,
-    points: Annotated[int, Query(ge=2, le=comparison.MOST_POINTS, description="of a curve, about")] = 300,
+    points: Annotated[
+        int, Query(ge=2, le=comparison.MOST_POINTS, description="approximate number of points per curve")
+    ] = 300,
 ) -> Response:
     """Return metrics of several jobs on one axis, downsampled."""
     asked = comparison.ComparisonQuery(

@@ -38,7 +38,7 @@ router = Router("/api/v1/jobs/{job}", tag="control")
     "/desired",
     access=AccessRule(audience="job", agents=True, long_lived=True),
     returns=Desired,
-    errors={204: "No version after `after` so far"},
+    errors={204: "No version newer than `after` yet"},
 )
 async def read(
     job: str,
@@ -47,16 +47,17 @@ async def read(
     asker: Asker,
     jobs: Jobs,
     clock: Clock,
-    after: Annotated[int, Query(description="answer once there is a version after this one")] = -1,
+    after: Annotated[int, Query(description="answer as soon as there is a newer version than this one")] = -1,
     alert_pins: Annotated[
-        str | None, Query(description="or once other checkpoints than these, by commas, are kept for alerts")
+        str | None,
+        Query(description="or as soon as the checkpoints kept for alerts differ from these, separated by commas"),
     ] = None,
     share_number: Annotated[
-        int | None, Query(ge=0, le=MAX_INTEGER, description="or once the shares of stores have another number")
+        int | None, Query(ge=0, le=MAX_INTEGER, description="or as soon as the number of the store shares differs")
     ] = None,
-    wait: Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS, description="for at most this many seconds")] = 0,
+    wait: Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS, description="wait at most this many seconds")] = 0,
 ) -> Response:
-    """Return the newest version; with `after` and `wait`, by long polling. An unknown job has the default state.
+    """Return the newest version; with `after` and `wait`, use long polling. An unknown job has the default state.
 
     `after` confirms the delivery of that version, which the pages then show.
     """

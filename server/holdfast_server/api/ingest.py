@@ -34,7 +34,7 @@ router = Router("/api/v1", tag="agents")
     returns=Ack,
     errors={
         404: "The key may not report on this job",
-        409: "A newer attempt of the job has begun",
+        409: "A newer attempt of the job has started",
         413: "The body is too large, compressed or decompressed",
         415: "Unsupported content type or encoding",
         422: "Not a valid batch: do not send it again",
@@ -44,7 +44,7 @@ router = Router("/api/v1", tag="agents")
     max_body_bytes=MAX_BODY_BYTES,
 )
 async def report(request: Request) -> Response:
-    """Store a batch. It is committed when the answer is sent; sent twice, it is stored once."""
+    """Store a batch. It is committed before the answer is sent; a batch that is sent twice is stored once."""
     # Dependencies would cost time on every batch.
     services, asker = services_of(request.app), cast("Principal", request.state.principal)
     sent = await services.admission.read(request.stream())

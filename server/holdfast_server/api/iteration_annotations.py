@@ -30,7 +30,7 @@ router = Router("/api/v1/jobs/{job}/annotations", tag="jobs")
 def list_annotations(
     job: str, db: Db, now: Now, limit: Annotated[int, Query(ge=1, le=iteration_annotations.MOST_ROWS)] = 100
 ) -> Response:
-    """List the annotations of people and of the script, those of the latest iterations first."""
+    """List the annotations of people and of the script, latest iterations first."""
     with view_job(db, job, now=now) as view:
         return Json({"annotations": iteration_annotations.list_annotations(view, limit=limit)})
 

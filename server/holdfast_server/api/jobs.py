@@ -69,7 +69,7 @@ def jobs(
     sort: Annotated[
         fleet.FleetSort, Query(description="`living`: running jobs by name, then the others")
     ] = "heard",
-    reverse: Annotated[bool, Query(description="turn the order around; `living` has only one")] = False,
+    reverse: Annotated[bool, Query(description="reverse the order; not for `living`")] = False,
     page: Annotated[int, Query(ge=1, le=MAX_INTEGER)] = 1,
     size: Annotated[int, Query(ge=1, le=fleet.MOST_ROWS, description="jobs per page")] = fleet.PAGE_ROWS,
 ) -> Response:
@@ -101,7 +101,7 @@ def jobs(
     max_body_bytes=MAX_BULK_BYTES,
 )
 def change(request: Request, body: Body, db: Db, now: Now, asker: Asker) -> Response:
-    """Change several jobs at once, named or by a filter; each is changed or refused on its own."""
+    """Change several jobs at once, by name or by a filter; each is changed or refused independently."""
     asked = parse(body, BulkChange)
     if asked.action in bulk.FAR_REACHING and password_is_old(asker, now=now):
         return ask_for_password(request)
@@ -123,7 +123,7 @@ def summary(job: str, db: Db, now: Now) -> Response:
     errors={404: NOT_FOUND, 409: "It is running, or has reported in the meantime"},
 )
 def delete(job: str, db: Db, now: Now, who: Who) -> Response:
-    """Delete a job with all its data on the server. Its store and its rows in the audit log remain."""
+    """Delete a job with all its data on the server. Its store and its audit log entries remain."""
     deletion.delete_job(db, job, who=who, now=now)
     return Response(status_code=204)
 
@@ -138,7 +138,7 @@ def delete(job: str, db: Db, now: Now, who: Who) -> Response:
     max_body_bytes=MAX_EDIT_BYTES,
 )
 def numbers(job: str, body: Body, db: Db, now: Now, who: Who) -> Response:
-    """Correct the largest attempt and lineage numbers of a job, after a report with wrong ones."""
+    """Correct the largest attempt and lineage numbers of a job after a report with wrong numbers."""
     changes = parse(body, NumberChanges)
     return Json(control.set_numbers(db, job, changes, who=who, now=now))
 
@@ -209,7 +209,7 @@ def job_goodput(job: str, db: Db, now: Now, window: Window = "24h") -> Response:
 
 @router.endpoint("GET", "/{job}/forks", access=VIEW, returns=ForkFamily, errors={404: NOT_FOUND})
 def job_forks(job: str, db: Db, now: Now, asker: Asker) -> Response:
-    """Return the job that it was forked from, and its own forks, as far as you may see them."""
+    """Return the job that it was forked from and its own forks, if you may see them."""
     with view_job(db, job, now=now) as view:
         return Json(summaries.family(view, visible=asker.visible_projects))
 
@@ -238,8 +238,8 @@ def plan(
     now: Now,
     budget: Annotated[str | None, Query(description="0.035 or 3.5%")] = None,
     every: Annotated[str | None, Query(description="an interval to evaluate, as in 500 or 10min")] = None,
-    write_budget: Annotated[str | None, Query(description="what is sent to the store: 2TB/day")] = None,
-    max_unsaved_work: Annotated[str | None, Query(description="what a failure may lose: 10min")] = None,
+    write_budget: Annotated[str | None, Query(description="write budget: 2TB/day")] = None,
+    max_unsaved_work: Annotated[str | None, Query(description="maximum unsaved work: 10min")] = None,
     mtbf: Annotated[str | None, Query(description="time between failures of the whole job: 3h")] = None,
     ranks: Annotated[str | None, Query(description="number of GPUs")] = None,
     restart: Annotated[str | None, Query(description="time from a failure until training resumes: 3min")] = None,
@@ -261,7 +261,7 @@ def plan(
     errors={404: NOT_FOUND, 422: "Invalid `before`"},
 )
 def restore_points(job: str, db: Db, now: Now, limit: Limit = 50, before: str | None = None) -> Response:
-    """List checkpoints in every state, newest first; `before` is the id that the previous page ended with."""
+    """List checkpoints in every state, newest first; `before` is the last id of the previous page."""
     with view_job(db, job, now=now) as view:
         return Json({"checkpoints": timeline.restore_points(view, limit=limit, before=before)})
 
@@ -277,7 +277,7 @@ def edits(job: str, db: Db, now: Now, limit: Limit = 20) -> Response:
     "GET", "/{job}/notices", access=VIEW, returns=dict[str, list[NoticeInfo]], errors={404: NOT_FOUND}
 )
 def notices(job: str, db: Db, now: Now, limit: Limit = 20) -> Response:
-    """List what agent and server warn about, newest first."""
+    """List the notices of the agent and the server, newest first."""
     with view_job(db, job, now=now) as view:
         return Json({"notices": timeline.notices(view, limit=limit)})
 

@@ -41,7 +41,7 @@ def since_seconds(text: str) -> float:
 def fleet_report(
     db: Db, asker: Asker, now: Now, since: Since = DEFAULT_SINCE, project: str | None = None
 ) -> Response:
-    """Report what failed in the fleet, what it cost, what was done, and what needs a decision."""
+    """Report the failures of the fleet, their cost, the actions taken, and the decisions that are due."""
     asked = report.ReportQuery(
         since_seconds=since_seconds(since), project=project, visible_projects=asker.visible_projects
     )
@@ -57,7 +57,7 @@ def fleet_report(
     errors={404: "No such job", 422: "Invalid `since`"},
 )
 def job_report(job: str, db: Db, now: Now, since: Since = DEFAULT_SINCE) -> Response:
-    """Report what failed in a job, what it cost, what was done, and whether it needs a decision."""
+    """Report the failures of a job, their cost, the actions taken, and the decision that is due."""
     asked = report.ReportQuery(since_seconds=since_seconds(since), job=job)
     with db.read() as session:
         find_job(session, job)

@@ -48,7 +48,7 @@ class RestoreRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     returns=Order,
     status=201,
     errors={
-        200: "The restore that an earlier request with this key, or the same open restore, has created",
+        200: "The existing restore of an earlier request with this key, or of the same open request",
         404: "No such job, or no restorable checkpoint there: `nearest` is the next earlier one",
         409: "Another restore is in progress, this checkpoint cannot be restored, or the job is protected",
         422: "Invalid request",
@@ -79,14 +79,14 @@ def orders(job: str, db: Db, now: Now, limit: Annotated[int, Query(ge=1, le=200)
 
 @router.endpoint("GET", "/preview", access=VIEW, returns=RestorePreview, errors={404: "No such job or checkpoint"})
 def preview(job: str, checkpoint: str, db: Db, now: Now) -> Response:
-    """Predict what a restore to this checkpoint would discard, and how long it would take."""
+    """Predict what a restore to this checkpoint would discard and how long it would take."""
     with view_job(db, job, now=now) as view:
         return Json(previews.preview_restore(view, checkpoint))
 
 
 @router.endpoint("GET", "/{order}", access=VIEW, returns=Order, errors={404: "No such restore"})
 def order(job: str, order: str, db: Db, now: Now) -> Response:
-    """Return a restore, with each step that it has taken."""
+    """Return a restore with its steps so far."""
     with view_job(db, job, now=now) as view:
         return Json(timeline.order(view, order))
 
@@ -104,7 +104,7 @@ def order(job: str, order: str, db: Db, now: Now) -> Response:
     },
 )
 def undo(job: str, order: str, db: Db, asker: Asker, now: Now) -> Response:
-    """Return to the state before this restore, by another restore, which can be undone as well."""
+    """Return to the state before this restore by another restore, which can be undone too."""
     checkpoint, key = control.undo_target(db, job, order)
     placed, new = approvals.restore(db, job, RestoreWish(checkpoint=checkpoint, key=key), asker=asker, now=now)
     return Json(placed, status_code=201 if new else 200)

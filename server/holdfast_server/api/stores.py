@@ -28,12 +28,12 @@ def list_stores(
     search: Annotated[str, Query(description="part of an address, case-insensitive, or an id")] = "",
     job: Annotated[str | None, Query(description="only stores that this job writes to")] = None,
     sort: Annotated[
-        stores.StoreSort, Query(description="`load`: the highest rate first, then the most bytes that wait")
+        stores.StoreSort, Query(description="`load`: the highest rate first, then the most waiting bytes")
     ] = "load",
     page: Annotated[int, Query(ge=1, le=MAX_INTEGER)] = 1,
     size: Annotated[int, Query(ge=1, le=stores.MOST_ROWS, description="stores per page")] = stores.PAGE_ROWS,
 ) -> Response:
-    """List one page of the stores that your jobs write to, with their rate, what waits and free space."""
+    """List one page of the stores that your jobs write to, with rate, waiting bytes and free space."""
     question = stores.StoreQuery(
         search=search, job=job, order=sort, page=page, size=size, visible_projects=asker.visible_projects
     )
@@ -58,7 +58,7 @@ def get_store(store: str, db: Db, asker: Asker, now: Now) -> Response:
     max_body_bytes=MAX_EDIT_BYTES,
 )
 def set_weight(store: str, body: Body, db: Db, asker: Asker, who: Who, now: Now) -> Response:
-    """Set the weight of a job in the division of a limit; 1 unless it was set."""
+    """Set a job's weight in the division of a limit; the default is 1."""
     control.set_weight(db, store, parse(body, NewStoreWeight), who=who, now=now)
     with db.read() as session:
         return Json(stores.get(session, store, visible_projects=asker.visible_projects, now=now))
@@ -66,7 +66,7 @@ def set_weight(store: str, body: Body, db: Db, asker: Asker, who: Who, now: Now)
 
 @router.endpoint("GET", "/store-limits", access=LISTS, returns=dict[str, list[StoreLimit]])
 def list_limits(db: Db, asker: Asker) -> Response:
-    """List the limits for what jobs write to stores: all, or those of stores that you may see."""
+    """List the write limits of stores: all, or those of stores that you may see."""
     with db.read() as session:
         return Json({"limits": stores.limits(session, visible_projects=asker.visible_projects)})
 

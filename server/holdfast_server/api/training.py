@@ -17,13 +17,13 @@ ERRORS = {404: "No such job", 409: "The job has ended, its training is not pause
 
 @router.endpoint("POST", "/pause", access=RESTORE, returns=Desired, errors=ERRORS)
 def pause(job: str, db: Db, asker: Asker, now: Now) -> Response:
-    """Pause training after a checkpoint, at the next boundary: the processes keep their devices, and wait."""
+    """Pause training after a checkpoint at the next boundary; the processes wait and keep their devices."""
     return tagged(approvals.order_training(db, job, "pause", asker=asker, now=now))
 
 
 @router.endpoint("POST", "/continue", access=OPERATE, returns=Desired, errors=ERRORS)
 def go_on(job: str, db: Db, who: Who, now: Now) -> Response:
-    """Continue paused training. It needs no approval, also of a protected job."""
+    """Continue paused training. This needs no approval, even for a protected job."""
     return tagged(control.order_training(db, job, "continue", who=who, now=now))
 
 

@@ -34,5 +34,5 @@ def list_values(job: str, db: Db, now: Now) -> Response:
     max_body_bytes=MAX_EDIT_BYTES,
 )
 def set_value(job: str, value: str, body: Body, db: Db, asker: Asker, now: Now) -> Response:
-    """Change a value, for all ranks at the same iteration. A change that is not applied yet is replaced."""
+    """Change a value on all ranks at the same iteration. This replaces a change that is not applied yet."""
     return Json(approvals.set_value(db, job, value, parse(body, NewValue).value, asker=asker, now=now))

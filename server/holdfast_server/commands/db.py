@@ -22,10 +22,10 @@ FOR_EVER = "forever"
 T = TypeVar("T")
 
 app = command_group(
-    "Manage the server's database, on its machine: size, backup, restore, and limits on what it keeps."
+    "Manage the server's database, on its machine: size, backup, restore and limits on stored data."
 )
 
-Project = Annotated[str, typer.Argument(metavar="PROJECT", help="The project whose jobs it applies to.")]
+Project = Annotated[str, typer.Argument(metavar="PROJECT", help="The project whose jobs the limits apply to.")]
 
 
 @app.command()

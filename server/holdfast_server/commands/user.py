@@ -33,13 +33,15 @@ Address = Annotated[
     typer.Option(
         "--address",
         envvar="HOLDFAST_ADDRESS",
-        help="URL of the server, with which links begin.",
-        show_default="that of the server that started last on this database",
+        help="Public URL of the server, for links.",
+        show_default="URL of the server that last started on this database",
     ),
 ]
 DEFAULT_ADDRESS = "http://127.0.0.1:7117"
 
-app = command_group("Manage the people who sign in to a server, on its machine, whether the server runs or not.")
+app = command_group(
+    "Manage the people who sign in to a server, on its machine. The server may be running or stopped."
+)
 
 
 @app.command()
@@ -82,7 +84,7 @@ def role(
     role: Annotated[str, typer.Argument(metavar="ROLE", help="viewer, operator, admin, or none.")],
     project: Annotated[str, typer.Option(help="The project of the role.")] = DEFAULT_PROJECT,
     server: Annotated[
-        bool, typer.Option("--server", help="Make them a server administrator (admin), or not (none).")
+        bool, typer.Option("--server", help="Grant (admin) or revoke (none) server administration.")
     ] = False,
     db: Db = None,
 ) -> None:

@@ -77,7 +77,7 @@ def keep_account(db: Database, now: float) -> None:
         except (DatabaseClosed, DatabaseUnavailable):
             raise
         except Exception:  # what a job reports must not end the account of the others
-            logger.exception("the account of %d jobs from %s on failed", len(some), some[0].job)
+            logger.exception("computing the account of %d jobs from %s failed", len(some), some[0].job)
     db.write(partial(_delete_old, now=now))
 
 

@@ -47,7 +47,7 @@ class RestoreWish(msgspec.Struct, frozen=True, kw_only=True, tag="restore"):
     def what(self) -> str:
         parts = [f"restore {self.checkpoint or f'iteration {self.iteration}'}"]
         if self.degraded:
-            parts.append("replacing what is damaged")
+            parts.append("replacing damaged bytes")
         if self.skip is not None and self.skip.batches:
             loader = "" if self.skip.loader is None else f" of loader {self.skip.loader}"
             parts.append(f"leaving out {self.skip.batches:,} batches{loader}")
@@ -98,7 +98,7 @@ def carry_out(db: Database, job: str, wish: Wish, do: Callable[[], T], *, asker:
         return do()
     if asker is OPERATOR:
         raise NotPossible(
-            f"{job} is protected: to {wish.what} needs a second person, and this server has no accounts"
+            f"{job} is protected: a second person must approve this, and this server has no accounts"
         )
     found = _ask(db, job, wish, asker=asker, now=now)
     raise WaitsForApproval(found.id, found.expires_at, found.what)
@@ -170,7 +170,7 @@ def approve(session: Session, job: str, approval: str, *, asker: Principal, now:
     """
     row, project = _find_waiting(session, job, approval, now=now), find_job(session, job).project
     if asker.owner == row.owner or asker is OPERATOR:
-        raise PermissionDenied(f"{row.owner} asked to {row.what}: a second person has to approve it")
+        raise PermissionDenied(f"{row.owner} asked to {row.what}: a second person must approve it")
     row.state, row.decided_by, row.decided_at = "approved", asker.name, now
     session.flush()
     wish: Wish = msgspec.json.decode(row.request, type=Wish)

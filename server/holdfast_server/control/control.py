@@ -216,13 +216,13 @@ order_restore = job_transaction(place_restore)
 
 def _require_approval(job: models.JobRecord, *, is_approved: bool) -> None:
     if job.protected and not is_approved:
-        raise NotPossible(f"{job.name} is protected: a second person has to approve this")
+        raise NotPossible(f"{job.name} is protected: a second person must approve this")
 
 
 def _require_sensible(skip: wire.DataSkip, iteration: int) -> None:
     try:
         if orders.skip_of(skip.batches, skip.to_iteration, iteration, skip.loader) is None:
-            raise ValueError("leave out a number of batches, or all up to an iteration")
+            raise ValueError("give the data to leave out: a number of batches, or up to which iteration")
     except ValueError as error:
         field = "skip" if skip.to_iteration is None or skip.batches is not None else "skip_to"
         raise InvalidSetting(field, str(error)) from None

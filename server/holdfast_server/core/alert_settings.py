@@ -30,10 +30,10 @@ class AlertSettings:
         """Raises ValueError, which names the variable."""
         security = environment.get("HOLDFAST_SMTP_SECURITY", "starttls")
         if security not in SECURITIES:
-            raise ValueError(f"HOLDFAST_SMTP_SECURITY {security!r} is none of {', '.join(SECURITIES)}")
+            raise ValueError(f"HOLDFAST_SMTP_SECURITY {security!r} is not one of {', '.join(SECURITIES)}")
         host, sender = environment.get("HOLDFAST_SMTP_HOST", ""), environment.get("HOLDFAST_SMTP_FROM", "")
         if host and "@" not in sender:
-            raise ValueError("HOLDFAST_SMTP_FROM must be the sender's mail address if HOLDFAST_SMTP_HOST is set")
+            raise ValueError("HOLDFAST_SMTP_FROM must be the sender's email address if HOLDFAST_SMTP_HOST is set")
         for name in ("HOLDFAST_SMTP_USER", "HOLDFAST_SMTP_PASSWORD"):
             if not environment.get(name, "").isascii():
                 raise ValueError(f"{name} must be ASCII: SMTP logins support nothing else")

@@ -139,7 +139,7 @@ class WaitsForApproval(RequestRefused):
     """The job is protected: the request was recorded, and waits for a second person."""
 
     code, details = "approval_needed", ("approval", "expires_at", "what")
-    message = "the job is protected: the request to {2} waits 15 minutes for a second person to approve it"
+    message = "the job is protected: a second person must approve the request to {2} within 15 minutes"
     approval: str
     expires_at: float
     what: str
@@ -233,4 +233,4 @@ class WebhooksDisabled(RequestRefused):
 
 class MailDisabled(RequestRefused):
     code = "mail_off"
-    message = "this server sends no mail: its administrator sets a mail server in HOLDFAST_SMTP_HOST"
+    message = "email is off on this server: its administrator enables it with HOLDFAST_SMTP_HOST"

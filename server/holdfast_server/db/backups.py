@@ -103,7 +103,7 @@ def _look_at(file: Path) -> None:
     if state != "ok":
         raise CannotCopy(f"{file} is damaged: {state}")
     if not {revision for (revision,) in revisions} <= known_revisions():
-        raise CannotCopy(f"{file} is of a later release of Holdfast: restore it with that release")
+        raise CannotCopy(f"{file} is from a later release of Holdfast: restore it with that release")
 
 
 def _aside(target: Path) -> Path:

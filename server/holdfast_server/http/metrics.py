@@ -50,8 +50,8 @@ _JOB_GAUGES: tuple[tuple[str, str, _Read], ...] = (
     ("iterations_per_second", "Speed over the newest iterations", lambda job: job.iterations_per_second),
     ("tokens_per_second", "Tokens of all ranks over the newest iterations", lambda job: job.tokens_per_second),
     ("samples_per_second", "Samples of all ranks over the newest iterations", lambda job: job.samples_per_second),
-    ("iterations_total", "Number of the last iteration that the job is to have", lambda job: job.total_iterations),
-    ("progress_ratio", "Share of these iterations that are done", lambda job: job.progress),
+    ("iterations_total", "Number of iterations that the job will have in total", lambda job: job.total_iterations),
+    ("progress_ratio", "Share of these iterations that are finished", lambda job: job.progress),
     ("remaining_seconds", "Estimated time to the last iteration", lambda job: job.remaining_seconds),
     ("overhead_ratio", "Measured overhead of checkpointing", lambda job: job.measured_overhead),
     ("budget_ratio", "Allowed overhead", lambda job: job.budget),
@@ -116,7 +116,7 @@ class ServerMetrics:
             "holdfast_alert_deliveries_total", "Attempts to deliver a message", ["channel", "result"]
         )
         self._scrubs = counter(
-            "holdfast_checkpoint_scrubs_total", "Checkpoints that scrubs reported, by what they found", ["result"]
+            "holdfast_checkpoint_scrubs_total", "Checkpoints that scrubs reported, by result", ["result"]
         )
 
     @contextmanager
@@ -164,7 +164,7 @@ class ServerMetrics:
         if seen.database_bytes is not None:
             Gauge("holdfast_database_size_bytes", "Size of the database", registry=now).set(seen.database_bytes)
         others = sum(seen.by_status.values()) - len({job.job for job in seen.jobs})
-        Gauge("holdfast_jobs_not_exported", "Jobs that are not exported one by one", registry=now).set(others)
+        Gauge("holdfast_jobs_not_exported", "Jobs without metrics of their own", registry=now).set(others)
         by_status = Gauge("holdfast_jobs", "Jobs by status", ["status"], registry=now)
         for status, count in seen.by_status.items():
             by_status.labels(status).set(count)
@@ -210,7 +210,7 @@ _STORE_GAUGES: tuple[tuple[str, str, Callable[[StoreSummary], float | None]], ..
     ("bytes_per_second", "Rate at which all jobs write now", lambda store: store.bytes_per_second),
     (
         "limit_bytes_per_second",
-        "Limit for that",
+        "Limit of the rate at which all jobs write",
         lambda store: store.limit.bytes_per_second if store.limit else None,
     ),
     ("waiting_bytes", "Bytes of checkpoints that are copied but not durable", lambda store: store.waiting_bytes),

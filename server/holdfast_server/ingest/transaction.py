@@ -37,7 +37,7 @@ class Superseded(RequestRefused):
     """It was said after a newer attempt of the job had begun, by one that does not know that."""
 
     code = "fenced"
-    message = "attempt {1} of {0.job} has replaced attempt {0.attempt}: stop the replaced one"
+    message = "attempt {1} of {0.job} has superseded attempt {0.attempt}: stop the superseded one"
 
 
 class Implausible(InvalidBatch):
@@ -193,7 +193,7 @@ def _begin_attempt(session: Session, batch: Batch, *, now: float) -> None:
     goes_on = current is None or batch.attempt > current.attempt
     if current is not None and not goes_on and batch.sent_at > current.started_at:
         text = (
-            f"attempt {batch.attempt} started after another attempt {current.attempt} and replaces it: was the "
+            f"attempt {batch.attempt} started after another attempt {current.attempt} and supersedes it: was the "
             f"job's store deleted? (uid {batch.uid})"
         )
         _warn(session, batch, ATTEMPTS_RESTARTED, text, now=now)

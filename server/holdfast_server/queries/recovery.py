@@ -94,9 +94,7 @@ def _memory(
     if len(held) > 1:
         safe = next((snapshot for snapshot in snapshots if not snapshot.needs), None)
         why = why if has_ended else "no snapshot is complete without one of the hosts: start it with peers=1"
-        found.append(
-            _source("peers", "memory of peers", "any one host is lost", safe.id if safe else None, why, note)
-        )
+        found.append(_source("peers", "memory of peers", "one host is lost", safe.id if safe else None, why, note))
     return found
 
 
@@ -106,7 +104,7 @@ def _durable(view: JobView, stores: Sequence[str]) -> list[RecoverySource]:
         newest = _newest(view)
         return [_source("store", "store", "all memory is lost", newest, "no durable checkpoint", address)]
     near = _newest(view, rows.copy_place.is_distinct_from("behind"))
-    far, failure = _newest(view, rows.copy_place.is_not(None)), "the local directory is lost, too"
+    far, failure = _newest(view, rows.copy_place.is_not(None)), "the local directory is also lost"
     return [
         _source("local", "local directory", "all memory is lost", near, "no durable checkpoint", address),
         _source("store", "store behind it", failure, far, "nothing copied yet", stores[1]),

@@ -88,7 +88,7 @@ def _annotations(session: Session, jobs: Jobs, begins_at: float) -> tuple[list[R
     return [
         ReportAction(
             at=row.written_at, job=row.job, project=project, actor=row.who, kind="person",
-            text=f"note at {row.iteration:,}: {row.text}",
+            text=f"annotation at {row.iteration:,}: {row.text}",
         )
         for row, project in found
     ], count  # fmt: skip

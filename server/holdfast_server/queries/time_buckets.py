@@ -16,9 +16,9 @@ MICROSECONDS = 1_000_000
 
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
 DEFINITIONS: dict[Bucket, str] = {
-    "productive": "iterations that stand, without waits and slow-down",
+    "productive": "iterations that were kept, without waits and slowdown",
     "snapshot_wait": "training waited for the copy of a snapshot",
-    "checkpoint_slowdown": "iterations took longer because of checkpoints: measured overhead less the waits",
+    "checkpoint_slowdown": "iterations took longer because of checkpoints: measured overhead minus the waits",
     "data_fetch": "training waited for the next batch",
     "barrier": "time from rank 0's last gradient to the update: gradient exchange, and waiting for other ranks",
     "paused": "training was paused on request",

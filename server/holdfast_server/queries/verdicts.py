@@ -95,9 +95,9 @@ def _failed(facts: VerdictFacts) -> _Sentence | None:
         if supervisor is not None and supervisor.state == "gave_up" and supervisor.start:
             why += f"; gave up after {_plural(supervisor.start, 'start')}"
     if supervisor is not None and supervisor.waits:
-        step = f"Correct the cause, then restore a checkpoint: holdfast run on {supervisor.host} waits for it"
+        step = f"Fix the cause, then restore a checkpoint: holdfast run on {supervisor.host} waits for it"
     else:
-        step = f"Correct the cause, then start the script again{_resumes(job)}"
+        step = f"Fix the cause, then start the script again{_resumes(job)}"
     return "critical", f"Failed{_ago(facts)}: {why}", step
 
 
@@ -107,7 +107,7 @@ def _silent(facts: VerdictFacts) -> _Sentence | None:
         return None
     last = f"last report from {job.host}" if job.host else "no report from the agent"
     text = f"Silent for {_age(job.last_contact_seconds)}: {last}; {_cost(job, 'a crash has cost')}"
-    step = f"If its process has ended, start the script again{_resumes(job)}; else check its network"
+    step = f"If its process has ended, start the script again{_resumes(job)}; otherwise check its network"
     return "critical", text, step
 
 
@@ -126,7 +126,7 @@ def _failing(facts: VerdictFacts) -> _Sentence | None:
     count = _plural(failing.count, "checkpoint")
     text = f"Not protected for {_age(_unprotected_seconds(job, facts.now))}: {count} failed, {failing.reason}"
     level: VerdictLevel = "critical" if failing.count > 1 else "warning"
-    return level, text, "Correct the store; training continues, and the next checkpoint tries again"
+    return level, text, "Fix the store; training continues, and the next checkpoint tries again"
 
 
 def _alert(kinds: dict[str, tuple[str, str]]) -> _Rule:
@@ -176,7 +176,7 @@ def _late(facts: VerdictFacts) -> _Sentence | None:
         f"Not protected for {_age(seconds)}: no checkpoint became durable, "
         f"one is due every {_age(_interval_seconds(job) or 0.0)}"
     )
-    return "warning", text, "See whether the store is slow, under Last durable and Checkpoints"
+    return "warning", text, "Check under Last durable and Checkpoints whether the store is slow"
 
 
 def _paused(facts: VerdictFacts) -> _Sentence | None:
@@ -201,7 +201,9 @@ def _straggler(facts: VerdictFacts) -> _Sentence | None:
     found = facts.ranks
     if facts.job.status != "running" or found is None or found.slowest is None or found.slower < SLOWER:
         return None
-    text = f"Rank {found.slowest} slows all ranks: it takes {found.slower * 100:.0f} % longer, by {found.why}"
+    text = (
+        f"Rank {found.slowest} slows all ranks: it takes {found.slower * 100:.0f} % longer because of {found.why}"
+    )
     return "warning", text, f"See rank {found.slowest} under Ranks: its host, its GPU and its data"
 
 
@@ -257,15 +259,15 @@ VERDICTS: dict[VerdictCause, _Rule] = {
     "late": _late,
     "alert": _alert(
         {
-            "restore_failed": ("Restore failed", "Read why under Restores, then request it again"),
-            "durable_age": ("Not protected", "See whether checkpoints are paused or the interval is too long"),
+            "restore_failed": ("Restore failed", "Read the reason under Restores, then request it again"),
+            "durable_age": ("Not protected", "Check whether checkpoints are paused or the interval is too long"),
             "unsaved_gpu_hours": ("Much unsaved work", "Take a checkpoint now, or shorten the interval"),
             "unsaved_iterations": ("Much unsaved work", "Take a checkpoint now, or shorten the interval"),
             "disk_filling": ("Store filling up", "Free space in the store, or keep fewer checkpoints"),
             "loss_spike": ("Loss spike", "Watch the loss; restore a checkpoint from before it if it stays high"),
             "throughput_drop": (
                 "Slower than usual",
-                "Look for another host, fewer ranks, slow data or a slow rank, under Ranks and Attempts",
+                "Check Ranks and Attempts for another host, fewer ranks, slow data or a slow rank",
             ),
             "iteration_time": (
                 "Slower than usual",

@@ -158,7 +158,7 @@ def verify(session: Session, *, known: tuple[int, bytes] | None = None) -> Chain
             if _seal(digest, answer_from(found, _Row)) != found.digest:
                 return _broken(rows, digest, "it or the row before it was changed")
             if known is not None and found.id == known[0] and found.digest != known[1]:
-                return _broken(rows, digest, "its digest differs from the noted one: the log was rewritten")
+                return _broken(rows, digest, "its digest differs from the recorded one: the log was rewritten")
             rows, digest = found.id, found.digest
         session.expunge_all()
         if len(page) < PAGE_ROWS:
@@ -167,7 +167,7 @@ def verify(session: Session, *, known: tuple[int, bytes] | None = None) -> Chain
     if end is None or tuple(end) != (rows, digest):
         return _broken(rows, digest, "later rows are missing")
     if known is not None and known[0] > rows:
-        return _broken(rows, digest, f"row {known[0]}, whose digest was noted, is missing")
+        return _broken(rows, digest, f"row {known[0]}, whose digest was recorded, is missing")
     return ChainCheck(rows=rows, head=digest.hex())
 
 

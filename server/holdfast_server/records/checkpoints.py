@@ -334,7 +334,7 @@ def _state_in(
     if row.state in (DURABLE, "damaged"):
         why = event.deleted.get(row.id)
         if why is None and _was_retired(row, newest=newest, attempt=attempt):
-            why = f"an inference, since attempt {row.attempt} ended before it could report that"
+            why = f"inferred, since attempt {row.attempt} ended before it could report that"
         return "missing", f"{DELETED_BY_RETENTION}: {why}" if why else "it is no longer in the store"
     if row.state in UNDER_WAY and row.attempt < attempt:
         return "failed", ENDED

@@ -283,7 +283,7 @@ def change(job: models.JobRecord, changes: DesiredChanges, *, now: float) -> lis
         made.append(StoredChange(field="interval", before=before, after=after))
         job.every, job.every_until, job.interval_seconds = after.every, after.until, after.seconds
     elif changes.every_seconds is not UNSET:
-        raise InvalidSetting("every_seconds", "it is the duration of an interval: give every as well")
+        raise InvalidSetting("every_seconds", "it limits the time of a fixed interval: give every as well")
     if changes.paused is not UNSET:
         made.append(StoredChange(field="checkpoints", before=job.paused, after=changes.paused))
         if changes.paused != job.paused:
@@ -424,7 +424,7 @@ def described(made: StoredChange) -> SettingChange:
         case "value":
             return SettingChange(field=f"value {made.name}", before=before, after=after)
         case "verify" if made.against:
-            after = f"{after} beside {made.against}"
+            after = f"{after} compared with {made.against}"
     return SettingChange(field=made.field, before=before, after=after)
 
 

@@ -171,8 +171,8 @@ def remedy_after_giving_up(attempt: models.AttemptRecord | None) -> str:
     if attempt is None or report is None:
         return ""
     if report.waits:
-        return f"Correct the cause, then restore a checkpoint: holdfast run on {attempt.host} waits for it"
-    return "Correct the cause, then start the script again"
+        return f"Fix the cause, then restore a checkpoint: holdfast run on {attempt.host} waits for it"
+    return "Fix the cause, then start the script again"
 
 
 def record_supervisor(attempt: models.AttemptRecord, report: SupervisorReport, *, now: float) -> None:
@@ -333,11 +333,11 @@ def restore_mode_text(attempt: models.AttemptRecord | None, *, alive: bool, wait
             return "in place, at the next iteration boundary"
         case "relaunch":
             why = restore_reason(attempt, alive=alive)
-            return f"by a restart of the script, which its supervisor does at once: {why}"
+            return f"at once, by a restart of the script through its supervisor: {why}"
         case "next_start" if alive and attempt is not None and has_no_process(attempt):
-            return "at the next start of the script, which its supervisor makes at once"
+            return "as soon as its supervisor starts the script again"
         case "next_start" if alive:
             why = restore_reason(attempt, alive=alive)
-            return f"at the next start of the script, which you have to start: {why}"
+            return f"once you start the script again: {why}"
         case _:
             return "at the next start of the job"

@@ -260,7 +260,7 @@ async def follow_reports(db: Database, reports: Sequence[StoreReport], *, now: f
             *(db.stored(partial(announce, job=job, number=n), job=job, at_once=True) for job, n in numbers.items())
         )
     except (DatabaseBusy, DatabaseUnavailable) as error:
-        logger.info("the limits of stores were not divided: %s", error)
+        logger.info("could not divide the limits of stores among jobs: %s", error)
 
 
 def _divide_next(session: Session, *, db: Database, now: float) -> dict[str, int]:

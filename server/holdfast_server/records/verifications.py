@@ -55,7 +55,7 @@ def request(
         NotPossible: a checkpoint is not in the store, or too many requests are open.
     """
     if against is not None and against.id == point.id:
-        raise NotPossible(f"checkpoint {point.id} cannot be compared with itself: name another one")
+        raise NotPossible(f"checkpoint {point.id} cannot be compared with itself: choose another one")
     for each in filter(None, (point, against)):
         if each.state not in IN_REACH:
             raise NotPossible(

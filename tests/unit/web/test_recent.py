@@ -14,7 +14,7 @@ def changes(client):
     return [part.split("</li>")[0] for part in panel.split("<li ")[1:]]
 
 
-def test_settings_restores_notes_notices_and_starts_are_one_list_newest_first(agent, client, clock):
+def test_settings_restores_annotations_notices_and_starts_are_one_list_newest_first(agent, client, clock):
     clock.now += 1
     client.patch(f"{API}/desired", json={"budget": "2%"}, headers={"If-Match": '"0"'})
     clock.now += 1
@@ -28,7 +28,7 @@ def test_settings_restores_notes_notices_and_starts_are_one_list_newest_first(ag
     agent.send()
     found = changes(client)
     kinds = [part.split('data-kind="')[1].split('"')[0] for part in found]
-    assert kinds == ["notice", "restore", "note", "settings", "start"]
+    assert kinds == ["notice", "restore", "annotation", "settings", "start"]
     assert "slow disk" in found[0]
     assert "new data" in found[2]
 

@@ -54,7 +54,7 @@ def test_the_dialog_says_when_the_script_has_to_be_started_again(client: TestCli
     agent.send()
     page = client.get(f"{JOB}/restore?checkpoint={POINT}", headers=HTMX).text
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
-    assert "When by a restart of the script, which its supervisor does at once: it draws for itself" in text
+    assert "When at once, by a restart of the script through its supervisor: it draws for itself" in text
     assert "41 s the start of this attempt, up to its first iteration" in text
     client.post(f"{JOB}/restores", data={"checkpoint": POINT, "key": "k"})
     assert "Restarts the script: it draws for itself" in client.get(JOB).text
@@ -72,7 +72,7 @@ def test_a_waiting_supervisor_starts_a_failed_job_at_once_and_the_pages_say_so(
 
     agent.fail("RuntimeError: no data")
     dialog = f"{JOB}/restore?checkpoint={POINT}"
-    assert "When at the next start of the script, which its supervisor makes at once" in page(dialog)
+    assert "When as soon as its supervisor starts the script again" in page(dialog)
     agent.supervise("gave_up", "no data", start=5)
     assert "When at the next start of the job" in page(dialog)
     assert "Start the script again" in page(JOB)

@@ -29,7 +29,7 @@ router = Router()
 class RecentChange:
     at: float
     kind: str
-    """`settings`, `restore`, `start`, `note`, `notice` or `alert`."""
+    """`settings`, `restore`, `start`, `annotation`, `notice` or `alert`."""
     text: str
     who: str
     iteration: int | None = None
@@ -50,7 +50,11 @@ def recent_changes(
         *_operations(job, edits, orders),
         *(
             RecentChange(
-                at=row.written_at, kind="note", text=row.text, who=row.who or "script", iteration=row.iteration
+                at=row.written_at,
+                kind="annotation",
+                text=row.text,
+                who=row.who or "script",
+                iteration=row.iteration,
             )
             for row in annotations
         ),

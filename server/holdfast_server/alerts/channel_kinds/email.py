@@ -33,7 +33,7 @@ class Email(ChannelKind):
         addresses = [address.strip() for address in target.split(",")]
         bad = next((address for address in addresses if not _ADDRESS.fullmatch(address)), None)
         if bad is not None:
-            raise InvalidSetting("target", f"{bad[:80]!r} is not a mail address")
+            raise InvalidSetting("target", f"{bad[:80]!r} is not an email address")
         if len(addresses) > MAX_RECIPIENTS:
             raise InvalidSetting("target", f"at most {MAX_RECIPIENTS} addresses: use a mailing list")
         if not settings.smtp_host:
@@ -45,7 +45,7 @@ class Email(ChannelKind):
 
     async def send(self, outgoing: OutgoingMessage, settings: AlertSettings, lookup: egress.Lookup) -> None:
         if not settings.smtp_host:
-            raise egress.DeliveryFailed("mail is disabled on this server: HOLDFAST_SMTP_HOST is not set")
+            raise egress.DeliveryFailed("email is disabled on this server: HOLDFAST_SMTP_HOST is not set")
         mail = EmailMessage()
         mail["Subject"] = " ".join(headline(outgoing.message).split())
         mail["From"], mail["To"] = settings.smtp_from, outgoing.target

@@ -117,13 +117,15 @@ class MissingKind(ChannelKind):
         return False
 
     def parse_target(self, target: str, settings: AlertSettings) -> str:
-        raise InvalidSetting("kind", "this server lacks the kind of the channel")
+        raise InvalidSetting("kind", "this server does not support this kind of channel")
 
     def shown(self, target: str) -> str:
         return "…"  # any part of it may be secret
 
     async def send(self, outgoing: OutgoingMessage, settings: AlertSettings, lookup: egress.Lookup) -> None:
-        raise egress.UrlBlocked("this server lacks the kind of the channel: remove it, or update the server")
+        raise egress.UrlBlocked(
+            "this server does not support this kind of channel: remove it, or update the server"
+        )
 
 
 CHANNEL_KINDS: dict[str, ChannelKind] = {}

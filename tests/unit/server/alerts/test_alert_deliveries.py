@@ -316,7 +316,7 @@ def test_a_message_about_one_job_says_the_unsaved_work_and_what_to_do(client, ag
     post()
     assert json.loads(hook.got[0][1])["text"].splitlines()[2] == (
         "Silent for 2 min 25 s: last report from node-1; a crash has cost less than 1 s of training. "
-        "If its process has ended, start the script again; else check its network."
+        "If its process has ended, start the script again; otherwise check its network."
     )
 
 
@@ -743,7 +743,7 @@ def test_a_channel_of_a_kind_that_the_server_lacks_delays_no_other(client, agent
     assert len(hook.got) == 1
     assert [row["state"] for row in log(client, other)] == ["delivered"]
     (row,) = log(client, missing)
-    assert (row["state"], "lacks the kind" in row["error"]) == ("failed", True)
+    assert (row["state"], "does not support this kind" in row["error"]) == ("failed", True)
     channels = {each["id"]: each for each in client.get(CHANNELS).json()["channels"]}
     assert channels[missing["id"]]["kind"] == "pigeon"
     page = client.get("/projects/default/alert-channels")

@@ -85,7 +85,7 @@ TEXTS = [
         ("no_progress", 600, {"stuck_seconds": 3725.0}, 0, "no new iteration for 1 h 2 min (limit 10 min)"),
         (
             "no_progress", 600, {"stuck_seconds": 1100.0, "longest_iteration_seconds": 200.0}, 0,
-            "no new iteration for 18 min (limit 16 min, 5 of its longest iterations)",
+            "no new iteration for 18 min (limit 16 min, 5 times the longest iteration)",
         ),
         (
             "silent", 120, {"status": "silent", "silent_seconds": 3065.0}, 0,
@@ -130,7 +130,7 @@ TEXTS = [
         ),
         (
             "loss_spike", 6, {"losses": SPIKING, "window": 200}, 0,
-            "the loss was 9 at iteration 501, after usually 2.8: 20.9 × the usual noise above (limit 6)",
+            "the loss was 9 at iteration 501, usually 2.8: 20.9 × the usual noise higher (limit 6)",
         ),
         (
             "throughput_drop", 20, {"throughput": 51_000.0, "usual_throughput": 81_000.0,
@@ -148,7 +148,7 @@ TEXTS = [
         ),
         (
             "straggler", 20, {"ranks": SLOW_RANK}, 0,
-            "rank 3 takes 79 % longer than the others, by its own work (limit 20 %)",
+            "rank 3 takes 79 % longer than the others because of its own work (limit 20 %)",
         ),
         (
             "job_failed", 0,

@@ -153,7 +153,7 @@ def test_a_spike_raises_one_alert_that_names_the_last_good_checkpoint(trained, c
     (alert,) = alerts(client, "loss_spike")
     assert (alert["iteration"], alert["lineage"], alert["last_good"]) == (301, 1, checkpoint_id(250, 1))
     assert re.fullmatch(
-        r"the loss was 9 at iteration 301, after usually 2\.\d+: \S+ × the usual noise above \(limit 6\)",
+        r"the loss was 9 at iteration 301, usually 2\.\d+: \S+ × the usual noise higher \(limit 6\)",
         alert["message"],
     )
     (trouble,) = client.get(f"{JOB}/timeline").json()["troubles"]

@@ -120,7 +120,7 @@ def test_six_starts_of_a_crash_loop_send_one_message(supervised: SupervisedJob) 
     for _ in range(30):
         supervised.evaluate(10)
     assert supervised.status == ("failed", f"gave up after 5 starts: {OOM}")
-    told = "Correct the cause, then restore a checkpoint: holdfast run on node-1 waits for it"
+    told = "Fix the cause, then restore a checkpoint: holdfast run on node-1 waits for it"
     assert supervised.alerts == [f"gave up after 5 starts: {OOM}. {told}"]
     assert supervised.messages == ["firing"]
 
@@ -131,7 +131,7 @@ def test_what_the_message_offers_follows_the_supervisor(supervised: SupervisedJo
     supervised.evaluate()
     supervised.report("gave_up", start=1, waits=False)
     supervised.evaluate(10)
-    assert supervised.alerts == [f"gave up after 1 start: {OOM}. Correct the cause, then start the script again"]
+    assert supervised.alerts == [f"gave up after 1 start: {OOM}. Fix the cause, then start the script again"]
     assert supervised.messages == ["firing"]
 
 

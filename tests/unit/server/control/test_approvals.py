@@ -113,7 +113,7 @@ def test_an_owner_does_not_approve_with_or_without_a_key(protected, asks_with_ke
     waiting = protected.ask(key if asks_with_key else "ana", "training/end")
     refused = protected.post(key if approves_with_key else "ana", f"approvals/{waiting}/approve")
     assert refused.status_code == 403
-    assert refused.json()["message"] == "ana asked to end training: a second person has to approve it"
+    assert refused.json()["message"] == "ana asked to end training: a second person must approve it"
     assert protected.training is None
     assert protected.post(protected.key_of("ben"), f"approvals/{waiting}/approve").status_code == 200
     assert protected.training["action"] == "end"
@@ -259,7 +259,7 @@ def test_the_request_says_what_the_restore_leaves_out(protected):
     assert {what for what, _, _ in protected.listed} == {
         "restore 000000000010-1",
         "restore 000000000010-1, leaving out 1,000 batches of loader 1",
-        "restore 000000000010-1, replacing what is damaged, leaving out the data up to iteration 15",
+        "restore 000000000010-1, replacing damaged bytes, leaving out the data up to iteration 15",
     }
     refused = protected.post("ana", "restores", iteration=10, skip={"to_iteration": 5})
     assert refused.json()["error"] == "invalid_setting"

@@ -411,7 +411,7 @@ def test_a_script_that_is_started_again_for_it_is_said_to_be_with_what_that_take
     preview = client.get(f"{JOB}/restores/preview?checkpoint=000000000010-1").json()
     assert (preview["mode"], preview["safety_checkpoint"]) == ("relaunch", True)
     assert preview["what"] == (
-        "by a restart of the script, which its supervisor does at once: the script says so itself"
+        "at once, by a restart of the script through its supervisor: the script says so itself"
     )
     assert (preview["estimated_seconds"], preview["estimated_from"]) == (
         41.5,
@@ -427,7 +427,7 @@ def test_a_script_that_nobody_starts_again_is_said_to_wait(job, client, clock):
     shown = client.get(JOB).json()
     assert (shown["restore_mode"], shown["restore_reason"]) == ("next_start", "the script says so itself")
     preview = client.get(f"{JOB}/restores/preview?checkpoint=000000000010-1").json()
-    assert "at the next start of the script, which you have to start: the script" in preview["what"]
+    assert "once you start the script again: the script" in preview["what"]
     says(job, "in_place", reason="")
     assert client.get(JOB).json()["restore_mode"] == "in_place"
     says(job, "relaunch")

@@ -128,7 +128,7 @@ def test_what_people_did_is_listed_with_their_names_and_restores_once(crashed, c
     ]
     texts = "; ".join(row["text"] for row in done)
     assert "restore to 40 from 55: restored" in texts
-    assert "note at 45: new data" in texts
+    assert "annotation at 45: new data" in texts
     assert "budget" in texts
 
 

@@ -69,12 +69,12 @@ EACH = {
             exception="ValueError: bad batch", ended_seconds=2400.0,
         ),
         "critical", "Failed 40 min ago: ValueError: bad batch at iteration 500",
-        "Correct the cause, then start the script again: it resumes from 480",
+        "Fix the cause, then start the script again: it resumes from 480",
     ),
     "silent": (
         ended("silent", last_contact_seconds=3060.0, host="gpu-17"), "critical",
         "Silent for 51 min: last report from gpu-17; a crash has cost 0.07 GPU-hours",
-        "If its process has ended, start the script again: it resumes from 480; else check its network",
+        "If its process has ended, start the script again: it resumes from 480; otherwise check its network",
     ),
     "restarting": (
         facts(status="restarting", supervisor=SUPERVISOR), "warning",
@@ -85,7 +85,7 @@ EACH = {
     "failing": (
         facts(failing=DISK_FULL, last_durable=msgspec.structs.replace(CHECKPOINT, at=NOW - 2460)), "critical",
         "Not protected for 41 min: 247 checkpoints failed, disk full on /mnt/ckpt",
-        "Correct the store; training continues, and the next checkpoint tries again",
+        "Fix the store; training continues, and the next checkpoint tries again",
     ),
     "stuck": (
         alert("no_progress", "no new iteration for 12 min (limit 10 min)"), "critical",
@@ -104,7 +104,7 @@ EACH = {
     "late": (
         facts(last_durable=msgspec.structs.replace(CHECKPOINT, at=NOW - 90)), "warning",
         "Not protected for 1 min 30 s: no checkpoint became durable, one is due every 10 s",
-        "See whether the store is slow, under Last durable and Checkpoints",
+        "Check under Last durable and Checkpoints whether the store is slow",
     ),
     "alert": (
         alert("overhead", "overhead 6.3 % (limit 1.2 × the budget of 1 %)", "warning"), "warning",
@@ -120,7 +120,7 @@ EACH = {
     ),
     "straggler": (
         totals(slowest=3, slower=0.79, why="its own work"), "warning",
-        "Rank 3 slows all ranks: it takes 79 % longer, by its own work",
+        "Rank 3 slows all ranks: it takes 79 % longer because of its own work",
         "See rank 3 under Ranks: its host, its GPU and its data",
     ),
     "starting": (
@@ -219,4 +219,4 @@ def test_a_slow_rank_is_named(agent, client):
                 longest_seconds=1.0, barrier_iterations=200, barrier_seconds=200 * (1.0 - own),
             )
         )  # fmt: skip
-    assert found_verdict(client)["text"] == "Rank 3 slows all ranks: it takes 80 % longer, by its own work"
+    assert found_verdict(client)["text"] == "Rank 3 slows all ranks: it takes 80 % longer because of its own work"

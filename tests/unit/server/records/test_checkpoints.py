@@ -151,7 +151,7 @@ def test_what_retention_deleted_before_the_process_was_killed_is_retired(killed,
     second = killed.restarted()
     second.say(Inventory(at=second.at, checkpoints=[checkpoint_id(8, 1)]))
     rows = {row["iteration"]: row for row in client.get(f"{JOB}/checkpoints").json()["checkpoints"]}
-    reason = "deleted by retention: an inference, since attempt 1 ended before it could report that"
+    reason = "deleted by retention: inferred, since attempt 1 ended before it could report that"
     assert (rows[6]["state"], rows[6]["reason"]) == ("missing", reason)
     assert rows[7]["reason"] == rows[14]["reason"] == "it is no longer in the store"  # pinned; newer than all
     assert "retired" in client.get(f"/jobs/char-gpt/checkpoints/{checkpoint_id(6, 1)}").text

@@ -46,7 +46,7 @@ def test_what_an_old_life_says_after_a_newer_one_began_is_refused(agent, newer, 
     before = client.get(JOB).json()
     reply = said(agent, late, notice(late), rank=rank)
     assert (reply.status_code, reply.json()["error"]) == (409, "fenced")
-    assert "attempt 2 of char-gpt has replaced attempt 1" in reply.json()["message"]
+    assert "attempt 2 of char-gpt has superseded attempt 1" in reply.json()["message"]
     assert client.get(JOB).json() == before
     assert client.get(f"{JOB}/notices").json()["notices"] == []
 

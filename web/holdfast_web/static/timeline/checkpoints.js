@@ -123,7 +123,7 @@ export class LineageLane extends CanvasLane {
     );
     if (!row) return null;
     const batches = row.leftOut.map(({ batches, loader }) => `${count(batches)} ${batches === 1 ? "batch" : "batches"}${loader ? ` of loader ${loader}` : ""}`);
-    return { title: `Data left out: ${batches.join(", ")}`, lines: [`Lineage ${row.lineage} goes on after iteration ${count(row.iteration)} without this data`] };
+    return { title: `Data left out: ${batches.join(", ")}`, lines: [`Lineage ${row.lineage} continues after iteration ${count(row.iteration)} without this data`] };
   }
 
   #lostPixels({ until, to }) {
