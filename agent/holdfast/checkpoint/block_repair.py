@@ -58,7 +58,7 @@ class BlockReader(FileReader):
 
 
 class BlockSource(Protocol):
-    """What is protected: a file, or the stream of its important bytes."""
+    """Protected bytes: a file, or the stream of its important bytes."""
 
     def read(self, start: int, end: int) -> memoryview: ...
 
@@ -90,7 +90,7 @@ def find_damaged(size_bytes: int, data: BlockSource, tables: DigestTables) -> tu
 def recover_blocks(
     layout: StripeLayout, data: BlockSource, parity: BlockReader, tables: DigestTables, damaged: Sequence[int]
 ) -> tuple[dict[int, memoryview], list[int]]:
-    """Return recomputed blocks by number, and the numbers of those beyond the strength."""
+    """Return recomputed blocks by number, and the numbers of blocks that the parity cannot recompute."""
     blocks, beyond = dict[int, memoryview](), list[int]()
     for stripe, count, rows in _runs(layout, damaged):
         found = _recovered(layout, data, parity, tables, stripe, count, rows)

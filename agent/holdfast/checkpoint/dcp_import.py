@@ -52,11 +52,11 @@ _TRUSTED_NAMES = {
 
 
 class ImportRefused(HoldfastError):
-    """The directory is no DCP checkpoint with such a model, or the job exists."""
+    """The directory is not a DCP checkpoint with such a model, or the job exists."""
 
 
 class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was imported."""
+    """Result of an import."""
 
     job: str
     checkpoint: str
@@ -86,7 +86,7 @@ def import_dcp(
         iteration: the iteration at which the job begins.
 
     Raises:
-        ImportRefused: as its docstring says; names the entries that there are.
+        ImportRefused: as its docstring says; the message names the available entries.
         ValueError: the name of the job is invalid.
         OSError: a file cannot be read or written.
     """

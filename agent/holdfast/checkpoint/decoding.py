@@ -1,4 +1,4 @@
-"""Read encoded payload files as the plain files that they stand for. Does not import torch."""
+"""Read encoded payload files as plain files. Does not import torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.system.host_memory import ThreadMemory, populate
 
 
 def decoded(file: fmt.File, reader: FileReader, open_layer: Callable[[str], FileReader]) -> FileReader:
-    """Return a reader of the plain file, given one of the stored file, and what opens the files laid over it."""
+    """Return a reader of the plain file, given one of the stored file and a function that opens its layers."""
     if (encoding := file.encoding) is None:
         return reader
     if encoding.codec == LAYERED:

@@ -1,7 +1,7 @@
-"""Read checkpoints of which only the important bytes are left: the other bytes that are lost are replaced.
+"""Read checkpoints of which only the important bytes are left, and replace the other bytes that are lost.
 
-A lost number keeps its sign and exponent, and gets the middle of what its other bytes can be. Everything else is
-verified as by any read. Does not import torch.
+A lost number keeps its sign and exponent, and gets the middle of the possible values of its other bytes.
+Everything else is verified as by any read. Does not import torch.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _file_name(found: FileRange) -> str:
 
 
 def _joined(lost: Sequence[LostNumbers]) -> list[LostNumbers]:
-    """Add up what was found in the chunks of each tensor, and leave out tensors that are exact."""
+    """Add up the lost numbers of the chunks of each tensor, and leave out tensors that are exact."""
     key = attrgetter("tensor", "rank", "low_bytes")
     grouped = itertools.groupby(sorted(lost, key=lambda each: (each.tensor, each.rank or 0)), key=key)
     summed = []
@@ -120,7 +120,7 @@ def _joined(lost: Sequence[LostNumbers]) -> list[LostNumbers]:
 
 
 def _read_partly(found: RepairedFile, ranges: Iterable[FileRange], *, keep: bool = True) -> Iterator[LostNumbers]:
-    """Read ranges of a file, and yield what is lost of each of their tensors."""
+    """Read ranges of a file, and yield the lost numbers of each of their tensors."""
     if found.file.encoding is not None and found.file.keeps_positions:  # the files laid over it count as well
         raise DamagedCheckpoint(found.file.name, "is not restored in part: other files are laid over it")
     with found.open() as reader:
@@ -149,9 +149,9 @@ def _read_partly(found: RepairedFile, ranges: Iterable[FileRange], *, keep: bool
 
 
 def replace_lost(data: memoryview, missing: Bytes, dtype: str) -> int:
-    """Replace the lost bytes of numbers by the middle of what they can be, and return how many numbers these are.
+    """Replace lost bytes of numbers by the middle of their possible values; return the count of these numbers.
 
-    Infinity stays infinity: the middle of what its other bytes can be is not a number.
+    Infinity stays infinity: the middle of its possible values is not a number.
 
     Args:
         missing: 255 for each byte that is lost, 0 for others.

@@ -1,7 +1,7 @@
 """Copy a checkpoint from a directory to the store behind it, and read the copy back. Does not import torch.
 
-A process of its own does it, so that training pays neither for the transfer nor for a disk that fails under a
-mapped file: `python -m holdfast.checkpoint.draining STORE JOB CHECKPOINT BYTES_PER_SECOND` prints a `DrainResult`.
+A separate process does it, so that training neither pays for the transfer nor fails with a disk under a mapped
+file: `python -m holdfast.checkpoint.draining STORE JOB CHECKPOINT BYTES_PER_SECOND` prints a `DrainResult`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DrainResult(msgspec.Struct, kw_only=True):
     """The outcome of one copy."""
 
     sent_bytes: int = 0
-    """What went over the network; files that an earlier copy has are copied by the server behind."""
+    """Bytes that went over the network; the storage server copies files that an earlier copy has."""
     seconds: float = 0.0
     problem: str | None = None
     is_final: bool = False
@@ -97,7 +97,7 @@ def _copy(
 
 
 def _verify_copy(store: TieredStore, job: str, checkpoint: str, linked: set[str], pace: Pace | None) -> None:
-    """Read back what was sent. Of what the earlier copy has, which was read back then, compare the sizes.
+    """Read back what was sent. Compare only sizes for files of the earlier copy, which were read back then.
 
     Raises DamagedCheckpoint, OSError.
     """
@@ -121,7 +121,7 @@ def _parts_of(file: fmt.File) -> list[str]:
 def _linkable(
     store: TieredStore, job: str, found: fmt.Manifest, checkpoint: str, there: list[str]
 ) -> dict[str, str]:
-    """Return the files that the newest copy behind has as well, by their digests, with its name."""
+    """Return the files that the newest copy in the store behind also has, by digest, and the name of that copy."""
     earlier = next((each for each in reversed(there) if each != checkpoint), None)
     if earlier is None or not any(file.written_by for file in found.files):
         return {}

@@ -42,7 +42,7 @@ EXPORTED_RANK = 0
 
 @dataclass(slots=True)
 class ExportResult:
-    """What was written, and what the format cannot hold."""
+    """Result of an export: files written, and content that the format cannot hold."""
 
     objects: list[str]
     tensors: int = 0
@@ -74,7 +74,7 @@ def export(
     time; that of `hf` also has the files of a model directory from `config`.
 
     The tensors of a module have the names of its state_dict(). With `only`, one object of the session is written.
-    Shards of several ranks are assembled; of what each rank had for itself, that of rank 0 is written.
+    Shards of several ranks are assembled; of state that each rank had for itself, that of rank 0 is written.
 
     With `degraded`, lost bytes of numbers whose important bytes are left are replaced, and tensors with any other
     damage are left out of a safetensors file. Its metadata then names the one as `inexact`, and counts the others
@@ -84,7 +84,7 @@ def export(
         FileExistsError: `target` exists; with `force`, it is not an export.
         LookupError: the checkpoint has no object `only`.
         OSError: the store cannot be read, or `target` cannot be written; the error names the file.
-        ValueError: `degraded` for a format that is not safetensors, no `config` for hf, or one that is none.
+        ValueError: `degraded` for a format that is not safetensors, no `config` for hf, or an invalid one.
         Whatever `restore.load` raises.
     """
     _require_options(format, degraded, config)

@@ -2,7 +2,7 @@
 
 The checkpoint is copied before the fork is recorded, so that the new job does not depend on the other job, which
 may continue, be restored or be deleted. In a directory the copy consists of hard links and takes no space; in a
-bucket the server makes it.
+bucket the storage server makes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.protocol.wire import Origin
 from holdfast.store import Attempt, Ending, Hold, Lineage, Store
 from holdfast.store.records import FORK_UID
 
-"""Prefix of the uids of attempts that make a fork and train nothing."""
+"""Prefix of the uids of attempts that create a fork and do not train."""
 FORKED = "forked"
 """The reason with which these attempts end."""
 
@@ -114,7 +114,7 @@ def _made_from(store: Store, job: str, checkpoint: str, new: str) -> Fork | None
 
 
 def _copy(store: Store, stored: StoredManifest, origin: Origin, new: str, attempt: Attempt) -> None:
-    """Copy the checkpoint, unless an earlier try did."""
+    """Copy the checkpoint, unless an earlier try has copied it."""
     found = stored.manifest
     name = checkpoint_id(found.iteration, found.lineage)
     for there in store.checkpoints(new):

@@ -20,7 +20,7 @@ SLACK_SECONDS = 60.0
 
 
 class RemovableItem(msgspec.Struct, kw_only=True):
-    """Something that may be removed."""
+    """A checkpoint or leftover that may be removed."""
 
     name: str
     why: str
@@ -37,7 +37,7 @@ class RemovalPlan(msgspec.Struct, kw_only=True):
     attempt: int
     """The newest attempt; once another begins, nothing more is removed."""
     running: str | None
-    """Where the job runs or may run, so that its session maintains the store."""
+    """Where the job runs or may run; its session then maintains the store. `None`: it does not run."""
     items: list[RemovableItem]
     stays: int
     """Number of checkpoints that remain."""
@@ -78,7 +78,7 @@ def plan(
 
 
 def carry_out(store: Store, planned: RemovalPlan) -> None:
-    """Remove what was planned, and mark each removed item.
+    """Remove the planned items, and mark each removed one.
 
     Raises:
         Fenced: a newer attempt has begun.

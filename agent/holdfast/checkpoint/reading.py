@@ -135,7 +135,7 @@ def merge_nearby(items: Sequence[S]) -> Iterator[list[S]]:
 
 
 def assign_buffer(buffer: memoryview, ranges: Iterable[FileRange]) -> None:
-    """Assign page-aligned `buffer` to as many ranges as fit, instead of memory of their own."""
+    """Assign page-aligned `buffer` to as many ranges as fit; the others allocate memory."""
     at = 0
     for each in ranges:
         size_bytes = each.end - each.start
@@ -156,7 +156,7 @@ def ranges_to_verify(manifest: fmt.Manifest, file: fmt.File) -> Iterator[FileRan
 
 
 def ranges_to_scrub(manifest: fmt.Manifest, file: fmt.File) -> list[FileRange]:
-    """Return what covers the stored bytes of a file, encoded or not."""
+    """Return the ranges that cover the stored bytes of a file, encoded or not."""
     if file.encoding is None:
         return list(ranges_to_verify(manifest, file))
     stored = msgspec.structs.replace(file, encoding=None)

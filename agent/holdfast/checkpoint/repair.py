@@ -81,7 +81,7 @@ def read_repairing(
 
 @dataclass
 class _Sources:
-    """Where the files of a checkpoint are read from: the store, repaired in memory, or the copy elsewhere."""
+    """Sources of a checkpoint's files: the store, memory after a repair, or the copy elsewhere."""
 
     store: Store
     job: str
@@ -158,7 +158,7 @@ def _damaged_file(damage: DamagedCheckpoint, ranges: Sequence[FileRange]) -> fmt
 
 
 def _damaged_layer(store: Store, job: str, checkpoint: str, damage: DamagedCheckpoint) -> fmt.File | None:
-    """Return the damaged file if it is one that is laid over others, and so in no range."""
+    """Return the damaged file if it is a layer, which is in no range."""
     name = posixpath.basename(damage.file)
     if not name.endswith(fmt.REGION_SUFFIX):
         return None
@@ -179,7 +179,7 @@ class RepairedFile:
     beyond: list[int]
     """Damaged blocks that the parity cannot recompute."""
     important: ImportantRepair | None = None
-    """What important parity repaired; `blocks` and `beyond` are then those of the stream of important bytes."""
+    """Repair by important parity; `blocks` and `beyond` then refer to the stream of important bytes."""
 
     def open(self) -> FileReader:
         """Open the file as it was written. Its digests are still to be verified."""
@@ -315,7 +315,7 @@ def repair_in_memory(
 ) -> RepairedFile:
     """Locate the damaged blocks of a payload file with parity, and recompute those that its parity allows.
 
-    Takes memory of the size of the damage. What was recomputed is still to be verified: the table of digests may
+    It takes memory of the size of the damage. Recomputed blocks must still be verified: the table of digests may
     be damaged as well.
 
     Raises:
@@ -343,7 +343,7 @@ def repair_in_memory(
 def _require_most(file: fmt.File, layout: StripeLayout, present_bytes: int) -> None:
     """Raise DamagedCheckpoint if more of the protected bytes is missing than parity can repair.
 
-    Sizes in a manifest may be wrong: read no more than a small multiple of what there is.
+    Sizes in a manifest may be wrong: read at most a small multiple of the stored bytes.
     """
     if layout.payload_bytes - present_bytes > layout.code.parity_blocks * layout.row_bytes:
         raise DamagedCheckpoint(
@@ -388,7 +388,7 @@ def _repair_important(
 def _important_ranges(
     file: fmt.File, entry: ImportantStream, layout: StripeLayout, parity: BlockReader
 ) -> ImportantRanges:
-    """Read where the important bytes are, from a copy of the guide."""
+    """Read the positions of the important bytes from a copy of the guide."""
     assert file.parity is not None
     size_bytes = entry.ranges * RANGE_BYTES
     for start in (0, layout.end):

@@ -135,7 +135,7 @@ def find(store: Store, job: str, iteration: int) -> str:
 
 
 def explain(store: Store, job: str, checkpoint: str, error: Exception) -> Exception:
-    """Return the error of a restore, in words where the checkpoint is not in the store any more."""
+    """Return the error of a restore; for a checkpoint that is no longer in the store, say so."""
     if not isinstance(error, DamagedCheckpoint):
         return error
     try:
@@ -200,7 +200,7 @@ def described(store: Store, job: str, *, most: int) -> Iterator[Checkpoint]:
 
 
 class RetentionFacts:
-    """What retention rules compare of the checkpoints of a job. Each manifest is read once: it does not change."""
+    """Sizes and metrics of checkpoints, for retention rules. Each manifest is read once: it does not change."""
 
     def __init__(self, store: Store, job: str) -> None:
         self._store, self._job = store, job
@@ -209,7 +209,8 @@ class RetentionFacts:
     def read(self, checkpoints: Iterable[str]) -> tuple[dict[str, int], dict[str, dict[str, LoggedMetric]]]:
         """Return sizes in bytes and metrics of those with a valid manifest. OSError: the store is unavailable.
 
-        A file that several share counts for the newest of them: without the others, it still takes its space.
+        A file that several checkpoints share counts for the newest of them, which keeps it when the others are
+        removed.
         """
         found = {}
         for checkpoint in checkpoints:
@@ -330,7 +331,7 @@ def _read_ranges(
     from_disk: bool,
     **options: Any,
 ) -> tuple[list[str], list[LostNumbers]]:
-    """Read and verify `ranges`; return what was repaired and which numbers are lost."""
+    """Read and verify `ranges`; return the repaired damage and the lost numbers."""
     has_parity = any(each.file.parity is not None for each in ranges)
     if not has_parity and store.copy_elsewhere(job, checkpoint) is None:
 

@@ -51,8 +51,9 @@ class PinnedCheckpoints:
         self._checkpoints: tuple[str, ...] | None = None
         """None until the server or the store has reported pins."""
         self._recorded: tuple[str, ...] | None = None
-        """Pins that this attempt has recorded. It records those that it loaded as well, so that a late write of an
-        earlier attempt does not replace them."""
+        """Pins that this attempt has recorded, including those that it loaded, so that a late write of an earlier
+        attempt does not replace them.
+        """
         self._is_loaded = self._has_failed = False
         self._reported: set[str] = set()
         self._lock = threading.Lock()
@@ -64,10 +65,8 @@ class PinnedCheckpoints:
     def follow(self, wanted: tuple[str, ...] | None, attempt: int, *, for_alerts: Collection[str] = ()) -> None:
         """Apply the pins that the server reports, at once; None means that it reports none.
 
-        One of them that is kept for an alert may be gone: retention may have deleted it before it was kept. The
-        server then keeps an older one.
-
-        They are recorded in the store on another thread: the calling thread also receives orders.
+        A checkpoint that an alert pins may be gone: retention may have deleted it before. The server then pins an
+        older one. Another thread records the pins in the store, since the calling thread also receives orders.
         """
         if wanted is not None:
             self._checkpoints = wanted
@@ -169,7 +168,7 @@ class RetentionQueue:
         self.pinned = PinnedCheckpoints(store, job, reporter)
         self._facts = restore.RetentionFacts(store, job)
         self._known_attempt = 0
-        """Highest attempt that the server has known; its data may have been deleted since."""
+        """Highest attempt that the server has known; the server's data may have been deleted since."""
         self._was_behind = False
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -249,7 +248,7 @@ class RetentionQueue:
             return self._changed.wait_for(lambda: not self._running, timeout_seconds)
 
     def close(self, timeout_seconds: float = 0.0) -> None:
-        """Finish what was requested if `timeout_seconds` is enough, then stop; the next start resumes the rest."""
+        """Finish the requested run within `timeout_seconds`, then stop; the next start does the rest."""
         deadline = time.monotonic() + timeout_seconds
         self.wait_idle(timeout_seconds)
         with self._lock:
@@ -257,10 +256,11 @@ class RetentionQueue:
         self.wait_idle(max(0.0, deadline - time.monotonic()))
 
     def make_room(self, error: Exception) -> bool:
-        """Remove what the rules do not keep, or else what costs least; return whether there is more room.
+        """Remove what the rules do not keep, or else the least valuable checkpoints; return whether there is room.
 
-        For a store that is full, on the thread that writes, which failed with `error`. What a start would resume
-        from stays. Where a run has removed checkpoints while that thread wrote, their room may be enough.
+        The thread that writes calls it when the store is full and the write failed with `error`. The
+        checkpoint that a start would resume from stays. If a run has removed checkpoints during the write, that
+        room may be enough.
         """
         with self._lock:
             self._changed.wait_for(lambda: not self._running)
@@ -310,7 +310,7 @@ class RetentionQueue:
         return bool(deleted)
 
     def _report_full(self, kept: int) -> None:
-        """Report, once, that the store has no room for what the rules keep."""
+        """Report once that the store has no room for the checkpoints that the rules keep."""
         if self._has_made_room and not self._full_reported:
             self._full_reported = True
             most = self.rules.most_kept
@@ -343,7 +343,7 @@ class RetentionQueue:
             return False
 
     def _retire(self) -> bool:
-        """Delete what the rules do not keep; only after a newer checkpoint is durable. Return whether some was."""
+        """Delete what the rules do not keep, once a newer checkpoint is durable; return whether any was."""
         self._load_kept()
         at = self._head()
         self.pinned.record(at.attempt)
@@ -370,7 +370,7 @@ class RetentionQueue:
         return bool(deleted)
 
     def _report_deleted(self, committed: Collection[str], deleted: Mapping[str, str]) -> None:
-        """Report what is left of the committed checkpoints and elsewhere, and why the others are gone."""
+        """Report the remaining checkpoints, here and elsewhere, and why the others are gone."""
         copies = self._store.copies(self._job)
         left = (set(committed) - deleted.keys()) | copies.keys()
         gone = {each: reason for each, reason in deleted.items() if each not in copies}
@@ -378,7 +378,7 @@ class RetentionQueue:
         self._reporter.inventory(sorted(left, key=parse_checkpoint_id), pinned, gone, copies=copies)
 
     def _load_kept(self) -> None:
-        """Load what earlier attempts keep, unless it was loaded when this one began."""
+        """Load the pins and requests of earlier attempts, unless they were loaded when this attempt began."""
         if not self._requested_loaded:
             self.load_requested()
         self.pinned.load()

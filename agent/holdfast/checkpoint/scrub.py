@@ -34,7 +34,7 @@ class DamagedFile(msgspec.Struct, kw_only=True):
     file: str
     state: FileState
     damage: str
-    """What is damaged: the ranges of the file, in bytes."""
+    """Damaged ranges of the file, in bytes."""
     reason: str | None = None
     """Why it was not repaired, or cannot be."""
 
@@ -184,7 +184,7 @@ class _Scrub:
         return True
 
     def _replace_by_copy(self, file: fmt.File, ranges: list[FileRange], damage: str, reason: str) -> bool:
-        """Replace a file by its copy elsewhere; without a sound one it is damaged, for that reason."""
+        """Replace a file by its copy elsewhere; without a sound copy, report it as damaged for that reason."""
         if self._other is not None:
             try:
                 reading.read(

@@ -35,7 +35,7 @@ Load = Callable[[Collection[str]], Mapping[str, torch.Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class ShardedSource:
-    """What a checkpoint holds, without its tensors."""
+    """Content of a checkpoint without its tensors."""
 
     trees: Mapping[str, Any]
     """The state of each object by keyword."""

@@ -40,7 +40,7 @@ class StoredManifest:
         return manifest_files.manifest_digest(self.files[fmt.MANIFEST])
 
     def seen_as(self, change: Callable[[fmt.Manifest], fmt.Manifest]) -> StoredManifest:
-        """Return the same with a changed manifest, such as the part of a state that one rank holds."""
+        """Return a copy with another manifest, such as the part of a state that one rank holds."""
         return replace(self, manifest=change(self.manifest))
 
     def is_copied(self, name: str) -> bool:
@@ -61,7 +61,7 @@ def copies_of(name: str) -> tuple[str, str]:
 
 
 def has_copies(files: Iterable[fmt.File | fmt.FileSummary]) -> bool:
-    """Return whether what describes these files has copies: whether one of them has parity."""
+    """Return whether the manifest files of these files have copies, which is so if one of them has parity."""
     return any(file.stored_bytes != file.size_bytes for file in files)
 
 
@@ -80,7 +80,7 @@ def commit(writer: CheckpointWriter, root: ManifestFile, *, replace: bool = Fals
 
 
 def read_stored(store: Store, job: str, checkpoint: str, only: int | None = None) -> StoredManifest:
-    """Read and check the manifest of a checkpoint; of files that are damaged, a copy.
+    """Read and check the manifest of a checkpoint; read a copy of each damaged file.
 
     Args:
         only: a rank; files and tensors of others, and all states, are then left out.

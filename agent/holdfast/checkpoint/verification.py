@@ -46,7 +46,7 @@ class VerifyResult(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
     total_bytes: int = 0
     tensors: TensorNorms | None = None
     other_damaged: str | None = None
-    """Why the checkpoint that it was compared with could not be read."""
+    """Reason why the checkpoint to compare with could not be read."""
 
 
 VerifyMessage = VerifyProgress | VerifyResult
