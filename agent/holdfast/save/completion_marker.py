@@ -27,7 +27,7 @@ from holdfast.system import io_pool
 
 @dataclass(frozen=True, slots=True)
 class CompletionMarker:
-    """A marker that was found: all that a write of the checkpoint or a resume needs, except its bytes."""
+    """A completion marker: everything that a write of the checkpoint or a resume needs, except the bytes."""
 
     draft: Draft
     number: int
@@ -48,7 +48,7 @@ def write_marker(path: Path, draft: Draft) -> None:
 
 
 def put_marker(path: Path, content: bytes) -> None:
-    """Write the content of a marker, as another one has it. OSError if that fails."""
+    """Write a marker with the content of another one. OSError if that fails."""
     written = path.with_suffix(f".{os.getpid()}")
     try:
         written.write_bytes(content)

@@ -1,4 +1,4 @@
-"""Compress checkpoints as long as that costs no checkpoints and no training time beyond the budget."""
+"""Compress checkpoints while that neither skips checkpoints nor takes training time beyond the budget."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ OVER_BUDGET = 1.1
 """Measured overhead, in budgets, above which compression pauses; a smaller excess is noise."""
 FIRST_PAUSE, LONGEST_PAUSE = 20, 160
 """Checkpoints that are not compressed after one for which compression did not pay. The pause doubles, unless at
-least as many checkpoints were compressed before it as the last pause left out."""
+least as many checkpoints were compressed since the last pause as it skipped.
+"""
 
 
 class Compression:

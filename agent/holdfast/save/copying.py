@@ -204,7 +204,7 @@ class DeviceCopies:
 
     @property
     def memory(self) -> tuple[int, int]:
-        """(M, Mmax) in bytes: peak use of the device by training so far, and its total memory."""
+        """Peak use of the device by training so far and its total memory, (M, Mmax) in bytes."""
         used, total = accelerators.memory_of(self._device)
         return max(self._peak_before, used - self._own_bytes), total
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Draft(fmt.CheckpointDescription, frozen=True, kw_only=True):
-    """A checkpoint as one rank takes it: what its manifest will say, and how to write it."""
+    """One rank's description of a checkpoint: the content of its manifest, and how to write it."""
 
     kind: CheckpointKind
     uid: str = ""
@@ -42,7 +42,7 @@ class Draft(fmt.CheckpointDescription, frozen=True, kw_only=True):
     transform: str = CODEC
     """Name of the file transform that encodes them."""
     bytes_per_second: float = 0.0
-    """Rate of what each rank writes at most; 0: no limit."""
+    """Highest write rate of each rank; 0: no limit."""
 
     # completed by the copy
     state: dict[str, Any] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Draft(fmt.CheckpointDescription, frozen=True, kw_only=True):
 
     @property
     def part(self) -> RankShard:
-        """What this rank stored, once it is written."""
+        """The part that this rank stored, once it is written."""
         from holdfast.format.merged_ranks import RankShard
 
         file, *more = self.files

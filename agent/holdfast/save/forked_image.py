@@ -1,9 +1,8 @@
 """A copy-on-write image of memory of this process, and the forked child that writes it to files.
 
-After CRUM (Garg, Mohan, Sullivan, Cooperman, CLUSTER 2018). The other threads do not exist in the child, and what
-they held stays locked there. So the child calls the kernel, digests and hashes of memory, and nothing else: no
-torch, no logging, no allocation beyond small objects. It leaves by `os._exit`, so that no handler and no finalizer
-runs.
+After CRUM (Garg, Mohan, Sullivan, Cooperman, CLUSTER 2018). The other threads do not exist in the child, and their
+locks stay locked there. So the child only calls the kernel, and digests and hashes memory: no torch, no logging,
+no allocation beyond small objects. It leaves by `os._exit`, so that no handler and no finalizer runs.
 """
 
 from __future__ import annotations
@@ -33,28 +32,32 @@ from holdfast.system.processes import HELPER_OOM_SCORE
 
 READY = b"R"
 READY_SECONDS = 30.0
-"""How long the child may take to begin, usually milliseconds: a handler of a library may wait for ever."""
+"""Longest start of the child, usually milliseconds: a handler of a library may wait forever."""
 END_SECONDS = 5.0
 PARENT_POLL_SECONDS = 0.5
-"""How often an idle child checks that its parent lives; one that writes checks before each block."""
+"""Time between checks of an idle child that its parent lives; a writing child checks before each block."""
 WRITE_BYTES = 4 << 20
 LEAVES_AT_ONCE = 4096
 NICENESS = 5
-"""Training runs first, but a child at 10, as background threads have, took five times as long as a copy."""
+"""Niceness of the child. Training runs first, but at 10, as for background threads, the child took five times as
+long as a copy.
+"""
 _THREADS = r"This process .*is multi-threaded"
-"""How a warning of Python 3.12 and later begins, about forks of a process with threads: the child waits for none
-of them.
+"""Beginning of a warning of Python 3.12 and later about forks of a process with threads: the child waits for no
+thread.
 """
 WRITE, HASH, READ = b"W", b"H", b"R"
 _REQUEST = struct.Struct("=cqq")
-"""What to do, a number, and how many integers of 8 bytes follow: positions in a file, sizes or ranges."""
+"""Header of a request: the operation, a number, and how many 8-byte integers follow (file positions, sizes or
+ranges).
+"""
 _INTEGER_BYTES = 8
 _STATUS = struct.Struct("=i")
 _DIGEST_BYTES, _HASH_BYTES = 16, 8
 
 
 class ImageLost(HoldfastError):
-    """The child ended, or has no image of the memory: nothing of it can be written."""
+    """The child ended, or has no image of the memory, so that nothing can be written."""
 
 
 class CannotFork(ImageLost):
@@ -74,7 +77,7 @@ class ForkedImage:
         self.pid, self._pidfd, self._connection, self._ranges = pid, pidfd, connection, ranges
         self._is_ready = self._is_closed = False
         self.changed_bytes = 0
-        """How much of the memory the parent had changed when the last file was written."""
+        """Bytes of the memory that the parent had changed when the last file was written."""
 
     def write(self, fd: int, at: int, which: Sequence[int] | None = None) -> list[list[str]]:
         """Write ranges back to back from `at` on; return the digests of the chunks of each.
@@ -83,7 +86,7 @@ class ForkedImage:
             which: numbers of the ranges; by default all.
 
         Raises:
-            ImageLost: the child was killed, or has not the memory of this process.
+            ImageLost: the child was killed, or does not have the memory of this process.
             OSError: the file could not be written.
         """
         which = range(len(self._ranges)) if which is None else which
@@ -112,7 +115,7 @@ class ForkedImage:
         return [_digests(each) for each in parts[::2]], parts[1::2]
 
     def read(self, number: int, parts: Sequence[tuple[int, int]]) -> memoryview:
-        """Return the bytes of parts of a range, of which `number` is the number. Raises ImageLost.
+        """Return the bytes of parts of range `number`. Raises ImageLost.
 
         Args:
             parts: where each part starts and ends in the range.
@@ -141,7 +144,7 @@ class ForkedImage:
         return reply[_STATUS.size :]
 
     def close(self) -> None:
-        """Kill and reap the child, and no other process."""
+        """Kill and reap the child."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -182,7 +185,7 @@ class ForkedImage:
             )
 
     def _end(self) -> str:
-        """Describe how the child ended; its descriptors are closed a moment before that is known."""
+        """Wait for the exit status of the child, which follows the end of its descriptors, and describe it."""
         select.select([self._pidfd], [], [], END_SECONDS)
         with contextlib.suppress(ChildProcessError):
             ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -232,9 +235,9 @@ def _digests(raw: memoryview) -> list[str]:
 
 
 def _ignore_warning() -> None:
-    """Have the warning about threads ignored for this module from now on.
+    """Ignore the warning about threads for this module from now on.
 
-    A filter for one call would take away those that other threads set meanwhile.
+    A filter for one call would remove filters that other threads set meanwhile.
     """
     module = re.escape(__name__)
     wanted = ("ignore", re.compile(_THREADS, re.IGNORECASE), DeprecationWarning, re.compile(module), 0)
@@ -243,7 +246,7 @@ def _ignore_warning() -> None:
 
 
 def _serve(connection: socket.socket, views: Sequence[memoryview], parent: int) -> NoReturn:
-    """Do what the parent requests, until it is gone or kills this process."""
+    """Serve the requests of the parent, until it is gone or kills this process."""
     try:
         for name in os.listdir("/proc/self/fd"):  # first: a descriptor holds locks and connections of the parent
             if int(name) != connection.fileno():
@@ -324,7 +327,7 @@ def _write(fd: int, at: int, views: Sequence[memoryview], parent: int) -> tuple[
 
 
 def _come_second() -> None:
-    """Leave the processors to training, and be the first that the kernel kills when memory runs out."""
+    """Lower the CPU priority and raise the OOM score of this process."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
     with contextlib.suppress(OSError):

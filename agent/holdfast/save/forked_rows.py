@@ -1,4 +1,4 @@
-"""Writes forked host state in part: the child hashes the pages of its image, and gives those that changed."""
+"""Writes forked host state in part: the child hashes the pages of its image, and returns those that changed."""
 
 from __future__ import annotations
 
@@ -103,6 +103,6 @@ def plan_forked_rows(
 
 
 def _in_pages(slot: TensorRange) -> TensorRange:
-    """Return the same place with pages as rows: a fork copies what changes by page."""
+    """Return the same place with pages as rows: a fork copies changed memory by page."""
     pages = -(-(slot.end - slot.start) // MOST_LEAF_BYTES)
     return msgspec.structs.replace(slot, shape=(pages, *slot.shape))

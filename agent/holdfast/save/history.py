@@ -22,14 +22,14 @@ from holdfast.system import io_pool
 from holdfast.telemetry.reporter import Reporter
 
 RETURN_SECONDS = 0.05
-"""How long training waits to learn whether an unavailable store is back."""
+"""Longest wait of training for the answer whether an unavailable store is back."""
 
 
 class History:
     """The attempt of this process. Its methods are for the training thread, unless they say otherwise.
 
-    `_lock` guards what other threads change: the head and what is damaged. It is held for no I/O, and no other
-    lock is taken under it.
+    `_lock` guards the head and the damaged checkpoints, which other threads change. It is never held during I/O,
+    and no other lock is taken under it.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class History:
         self._number = 0
         """Number of checkpoints that this attempt has begun, the same on all ranks."""
         self._newest_durable = 0
-        """Number of the checkpoint that the head is."""
+        """Number of the checkpoint at the head."""
         self._links_from = 0
         """Files of checkpoints before this number are not linked: they may share a damaged file."""
 
@@ -66,8 +66,8 @@ class History:
     def acquire_attempt(self, at_least: int, *, latest_lineage: int = 0, order: str | None = None) -> None:
         """Fence all earlier attempts, and record the open order; rank 0 does it for all ranks.
 
-        Where the store cannot be written to, no checkpoints are taken for now. UnknownFormat, and nothing is
-        changed, where another version of Holdfast wrote the newest checkpoint.
+        If the store cannot be written to, no checkpoints are taken for now. UnknownFormat, without any change, if
+        another version of Holdfast wrote the newest checkpoint.
         """
         self._minimum_attempt, self._latest_lineage, self._open_order = at_least, latest_lineage, order
         try:
@@ -103,7 +103,8 @@ class History:
     def acquire_late(self) -> bool:
         """Begin an attempt and a lineage if the store is available again; it may hold another history.
 
-        The pool asks, since an unavailable store may take half a minute to answer; a directory answers at once.
+        The pool makes the call, since an unavailable store may take half a minute to answer; a directory answers
+        at once.
         """
         if self._late_attempt is None:
             self._late_attempt = io_pool.submit(self._acquire_in_background)
@@ -260,7 +261,7 @@ class History:
         return self._newest_durable >= self._links_from
 
     def training_head(self) -> TrainingHead:
-        """Return what retention needs to know. For any thread."""
+        """Return attempt, lineage, head and damage for retention. For any thread."""
         with self._lock:
             return TrainingHead(
                 attempt=self.attempt, lineage=self.lineage.number, head=self._head, damaged=set(self._damaged)

@@ -34,7 +34,7 @@ mapped there since."""
 class PinnableMemory(mmap.mmap):
     """Memory that may be registered with CUDA.
 
-    The registration ends just before the memory is unmapped, which is when the last view of it is gone. Otherwise
+    The registration ends just before the memory is unmapped, after the last view of it is gone. Otherwise
     CUDA would copy to the old pages of an address that is mapped again.
     """
 
@@ -43,7 +43,7 @@ class PinnableMemory(mmap.mmap):
     """Id of the process that registered it; 0 where it is not registered. A forked process has no registration."""
 
     def register(self) -> None:
-        """Pin it for fast copies from devices; they work without, but slower."""
+        """Pin it for fast copies from devices, which are slower without."""
         if self.registered_by:
             return
         reason = cuda.register(self.address, len(self))

@@ -50,22 +50,24 @@ Entry = Callable[[TensorRange, str, int, str, list[str] | None], fmt.Tensor]
 Tensors = Mapping[str, torch.Tensor]
 
 MIN_AUTO_BYTES = 256 << 20
-"""So much host state is worth a process."""
+"""Least size of host state that is worth a process."""
 PROBE_BYTES = 64 << 20
 FORK_SECONDS_PER_BYTE = 20e-12
-"""Estimate until one was measured: the kernel copies the page tables of all memory of the process."""
+"""Estimated seconds of a fork per byte of the process until one is measured: the kernel copies the page tables of
+the process.
+"""
 GROWTH = 1.25
 """Factor by which the host state grows before the choice is made again."""
 SPARE = 1.1
-"""The copy fits where so many times its size is free."""
+"""A copy fits if this multiple of its size is free."""
 MOST_CHANGED = 0.5
 """Share of the arrays that changed while the child wrote, above which a copy costs training less."""
 FAILURES = 3
-"""So many children lost one after the other end the use of forks."""
+"""Number of children lost in a row after which forks are no longer used."""
 
 
 class HostImage:
-    """Arrays of one instant in a forked child, and their place in the file that it writes."""
+    """Arrays of one instant in a forked child, and their positions in the file that it writes."""
 
     def __init__(self, child: ForkedImage, slots: list[TensorRange], views: dict[str, str], forks: HostStateForks):
         self.slots, self.views = slots, views
@@ -126,7 +128,7 @@ class HostImage:
         return () if planner is None else planner.settle(checkpoint, is_durable=is_durable)
 
     def begin_anew(self) -> None:
-        """Link no file of earlier checkpoints: they may be damaged."""
+        """Stop linking files of earlier checkpoints, which may be damaged."""
         if self._forks.planner is not None:
             self._forks.planner.begin_anew()
 
@@ -135,7 +137,7 @@ class HostImage:
         self.child.close()
 
     def _plan_layers(self, draft: Draft, entry: Entry) -> LayeredFiles | None:
-        """Return what is written in part; None if all is written in full."""
+        """Return the arrays that are written in part; None if all are written in full."""
         if (planner := self._forks.planner) is None:
             return None
         from holdfast.save.forked_rows import plan_forked_rows
@@ -185,7 +187,7 @@ def make_forks(
     compresses: bool = False,
     planner: IncrementalPlanner | None = None,
 ) -> HostStateForks | None:
-    """Return what forks for a session with these settings; None where all is copied.
+    """Return the forks of a session with these settings; None if everything is copied.
 
     `planner` decides which arrays are written in part.
     """
@@ -206,7 +208,8 @@ def make_forks(
 
 
 class HostStateForks:
-    """Decides what a fork keeps, and forks. For the training thread, except `note_lost` and `note_written`.
+    """Decides which arrays a fork keeps, and forks. For the training thread, except `note_lost` and
+    `note_written`.
 
     Args:
         mode: "fork" forks whenever it can; "auto" where a copy does not fit, or would block longer.
@@ -232,7 +235,7 @@ class HostStateForks:
         """Size at the last choice, and whether it was a fork."""
         self._copy_seconds_per_byte, self._fork_seconds = 0.0, 0.0
         self._changed: str | None = None
-        """Why a copy costs training less, as the last child showed."""
+        """Reason why a copy costs training less, measured with the last child."""
         self._structure: tuple[object, Collection[str], object] = (None, (), None)
 
     def split(
@@ -338,7 +341,7 @@ class HostStateForks:
 
 
 def _forkable(captured: CapturedState) -> dict[str, torch.Tensor]:
-    """Return the large tensors of host state that a child would have an image of."""
+    """Return the large tensors of host state that a child can hold."""
     found = {}
     pins = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     for name in captured.host_state:
@@ -367,7 +370,7 @@ def _range(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _seconds_per_byte(tensor: torch.Tensor) -> float:
-    """Measure a copy of a tensor into memory that is there already."""
+    """Measure a copy of a tensor into allocated memory."""
     size_bytes = min(PROBE_BYTES, tensor.nbytes)
     with mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         target = (ctypes.c_char * size_bytes).from_buffer(memory)

@@ -115,7 +115,9 @@ class Layout:
 
     @property
     def device_memory(self) -> tuple[int, int]:
-        """(M, Mmax) in bytes of the device with the least room; zeros where there is none."""
+        """Peak use and total memory, (M, Mmax) in bytes, of the device with the least room; zeros without a
+        device.
+        """
         found = [device.memory for device in self._devices]
         return min(found, key=lambda each: each[1] - each[0], default=(0, 0))
 
@@ -167,9 +169,9 @@ def _accelerators(captured: CapturedState) -> list[torch.device]:
 
 
 def estimate_checkpoint_bytes(captured: CapturedState, world_size: int) -> tuple[int, int]:
-    """Return about how large a checkpoint of all ranks is: each has as much state of its own as this rank.
+    """Estimate the size of a checkpoint of all ranks, assuming that each has as much state as this rank.
 
-    The second number is how much of it no optimizer trains, so that checkpoints may share it.
+    The second number is the part that no optimizer trains, which checkpoints may share.
     """
     tensors: dict[str, torch.Tensor] = {}
     for found in reversed(captured.whole.maps):  # a lookup in all of them per tensor takes ten times as long

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("holdfast")
 PaceOf = Callable[[Run, Draft], "Pace | None"]
-"""Returns what limits the rate of a write."""
+"""Returns the rate limiter of a write."""
 MakeRoom = Callable[[Exception], bool]
 """Makes room in a full store, given the error; returns whether it did."""
 
@@ -37,8 +37,8 @@ class Persister:
     """Writes up to `max_in_flight` runs at the same time, in the order submitted, on threads of lower priority.
 
     `ranks` commits with the other ranks of the job, if there are any. `make_room` is called when the store is
-    full; if it returns True, the run is written again. `make_planner` makes what decides which tensors are written
-    in part; it is called once there is a large one.
+    full; if it returns True, the run is written again. `make_planner` creates the planner that decides which
+    tensors are written in part; it is called once there is a large one.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Persister:
         self._work.put(run)
 
     def decline(self, number: int, reason: str) -> None:
-        """Fail checkpoint `number` on all ranks: this one has nothing to write for it."""
+        """Fail checkpoint `number` on all ranks, because this rank has nothing to write for it."""
         self.prepare()
         self._work.put((number, reason))
 
@@ -162,7 +162,7 @@ class Persister:
         return RunState.DURABLE, result, draft
 
     def _planner_for(self, sizes: Iterable[int]) -> IncrementalPlanner | None:
-        """Return the planner, which is made once a tensor can be written in part, given the sizes of all."""
+        """Return the planner, which is created once a tensor can be written in part, given the sizes of all."""
         if self._planner is None and any(size >= LARGE_BYTES for size in sizes):
             self._planner = self._make_planner()  # two writers may each make one: later checkpoints have the last
         return self._planner

@@ -22,8 +22,8 @@ def parent_of(rank: int) -> int:
 def children_of(rank: int, world_size: int) -> list[int]:
     """Return the ranks that send their messages to this one.
 
-    Each stands for itself and for all ranks up to the next one, so that their messages in this order are in the
-    order of ranks.
+    Each represents itself and all ranks up to the next one, so that messages in this order are in the order of
+    ranks.
     """
     children: list[int] = []
     step = 1

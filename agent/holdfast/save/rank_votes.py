@@ -1,4 +1,4 @@
-"""What ranks report of their parts of a checkpoint, alone and as a group. Does not import torch."""
+"""Reports of ranks on their parts of a checkpoint, alone and as a group. Does not import torch."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class OtherRankFailed(NotPrepared):
 
 
 class Failure(msgspec.Struct, frozen=True, order=True):
-    """Why a rank has no durable part; of several, the smallest is reported."""
+    """Reason why a rank has no durable part; of several, the smallest is reported."""
 
     is_full: bool
-    """The reason is that the store is full: rather report one that room does not remove."""
+    """The store is full. Other reasons are reported first: more room does not remove them."""
     rank: int
     reason: str
     torn: bool

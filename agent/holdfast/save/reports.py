@@ -29,7 +29,7 @@ DAY = 86400.0
 MAX_FREE_BYTES = 2**53
 """Largest integer that a JSON number holds exactly."""
 OUTCOMES_KEPT = 1000
-"""How many outcomes are kept for a script that does not ask for them."""
+"""Number of outcomes that are kept for a script that does not ask for them."""
 REPORTED_METRICS = ("loss",)
 REPORTED: dict[RunState, CheckpointState] = {
     RunState.DURABLE: "durable",
@@ -48,12 +48,12 @@ class CheckpointEvents:
         self._reporter, self._store = reporter, store
         self._parity, self._compress = parity, compress
         self._lock = threading.Lock()
-        """Guards `_outcomes` and `_last_reason`; held for no I/O."""
+        """Guards `_outcomes` and `_last_reason`; never held during I/O."""
         self._outcomes: collections.deque[CheckpointOutcome] = collections.deque(maxlen=OUTCOMES_KEPT)
         self._last_reason: str | None = None
         self._space_estimated = False
         self._keeps_every: int | None = None
-        """Iterations of which retention keeps a checkpoint for good; `None` where its rules set a limit."""
+        """Iterations of which retention keeps a checkpoint forever; `None` where its rules set a limit."""
         self._last_durable: tuple[int, float] | None = None
         """Iteration and time of the newest durable checkpoint, until the growth of the store was reported."""
         self._growth_reported = False
@@ -72,7 +72,7 @@ class CheckpointEvents:
             self._report_settled(run, state)
 
     def outcomes(self) -> list[CheckpointOutcome]:
-        """Return what became of the checkpoints that settled since the last call, oldest first."""
+        """Return the outcomes of the checkpoints that settled since the last call, oldest first."""
         with self._lock:
             found = list(self._outcomes)
             self._outcomes.clear()
@@ -212,7 +212,7 @@ class CheckpointEvents:
         )
 
     def _report_growth(self, run: Run, free_bytes: int | None) -> None:
-        """Say once if the checkpoints that retention keeps for good fill the store within a day."""
+        """Warn once if the checkpoints that retention keeps forever would fill the store within a day."""
         iteration, started_at = run.draft.iteration, run.draft.created_at
         before, self._last_durable = self._last_durable, (iteration, started_at)
         every, kept_bytes = self._keeps_every, run.result.written_bytes
@@ -256,7 +256,7 @@ class CheckpointEvents:
         )
 
     def _free_bytes(self) -> int | None:
-        """None where the store cannot say."""
+        """Return the free space of the store; `None` if the store does not report it."""
         try:
             free = self._store.free_bytes()
         except OSError:

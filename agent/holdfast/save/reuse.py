@@ -30,9 +30,9 @@ from holdfast.save.draft import Draft
 from holdfast.store import Store
 
 MIN_SHARED_BYTES = 1 << 20
-"""Fewer unchanged bytes are not worth a file."""
+"""Least number of unchanged bytes that are worth a file."""
 MIN_SHARED_SHARE = 0.05
-"""A smaller share of the state is not worth the wait: digests are compared before the write."""
+"""Smallest share of the state that is worth the wait: digests are compared before the write."""
 logger = logging.getLogger("holdfast")
 
 
@@ -45,13 +45,13 @@ def worth_sharing(slots: Sequence[TensorRange], names: Collection[str]) -> set[s
 
 
 def is_worth_sharing(unchanged_bytes: int, size_bytes: int) -> bool:
-    """Return whether so much of a state of `size_bytes` is worth a file that later checkpoints share."""
+    """Return whether this part of a state of `size_bytes` is worth a file that later checkpoints share."""
     return unchanged_bytes >= max(MIN_SHARED_BYTES, MIN_SHARED_SHARE * size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """What a rank need not write again, or later checkpoints need not."""
+    """Tensors that a rank, or later checkpoints, need not write again."""
 
     files: Sequence[fmt.File] = ()
     """Files of the parent, all of whose tensors are unchanged."""
@@ -62,9 +62,9 @@ class Reuse:
 
 
 def stem_of(rank: int, checkpoint: str | None = None) -> str:
-    """Return how the names of a rank's files begin, or of those that `checkpoint` writes for later ones as well.
+    """Return the prefix of a rank's file names, or of files that `checkpoint` writes for later ones too.
 
-    There they have the same names.
+    Later checkpoints use the same names.
     """
     return f"rank-{rank}" if checkpoint is None else f"rank-{rank}.{checkpoint}"
 
@@ -115,7 +115,7 @@ def _parent(store: Store, draft: Draft) -> fmt.Manifest | None:
 
 
 def _is_reusable(file: fmt.File, draft: Draft) -> bool:
-    """Return whether the file has a name that no file of the new checkpoint has, and is as that would write it."""
+    """Return whether the new checkpoint has no other file of this name, and would write the same content."""
     source, code = file.written_by or draft.parent, draft.parity
     if source == draft.id or not file.name.startswith(f"{stem_of(draft.rank, source)}."):
         return False

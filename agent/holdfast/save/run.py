@@ -63,7 +63,7 @@ NEXT: Mapping[RunState, frozenset[RunState]] = {
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOutcome:
-    """What became of one checkpoint on this rank, as `Session.wait` returns it."""
+    """Outcome of one checkpoint on this rank, as `Session.wait` returns it."""
 
     checkpoint: str
     """Its name in the store, such as `000000001200-1`."""
@@ -211,15 +211,15 @@ class Run:
     def marker(self) -> Path | None:
         """Path of the completion marker to write; None if the memory does not outlive the process.
 
-        What a forked child holds does not. A survivor has one: while ranks rewrite theirs one by one, the set
-        would be incomplete.
+        The memory of a forked child does not. A survivor keeps its marker: if ranks rewrote theirs one by one, the
+        set would be incomplete.
         """
         has_none = self.survived or self.arena is None or self.image is not None
         return None if has_none or self.arena is None else self.arena.marker
 
     @property
     def cost(self) -> Profile | None:
-        """What this checkpoint cost, for pacing; None if that does not show what others will cost.
+        """Cost of this checkpoint for pacing; None if it does not predict the cost of others.
 
         Safety and final checkpoints are copied while training waits.
         """
@@ -253,7 +253,7 @@ class Run:
         self._move(RunState.COPIED, copy=result, draft=draft)
 
     def begin_write(self) -> Draft:
-        """Return the draft, completed by what is known now that the copy has ended."""
+        """Return the draft, completed with the results of the copy."""
         self._move(RunState.WRITING, write_started_at=time.time())
         timings = {"snapshot_seconds": self.copy.seconds, "stall_seconds": self.stall_seconds}
         metrics = (

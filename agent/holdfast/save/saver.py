@@ -1,4 +1,4 @@
-"""A session's checkpoints from the decision to the durable end."""
+"""A session's checkpoints, from the decision until they are durable."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from holdfast.telemetry.fingerprint import fingerprint, of_thread, versions
 logger = logging.getLogger("holdfast")
 
 FREE_SECONDS = 10.0
-"""How long a rank waits for a free buffer when rank 0 already had one: far longer than that takes."""
+"""Longest wait of a rank for a free buffer when rank 0 already had one, far longer than needed."""
 
 
 class SnapshotMemory(Protocol):
@@ -74,8 +74,8 @@ class SnapshotMemory(Protocol):
 class Saver:
     """Takes checkpoints of one attempt, and listens to their runs.
 
-    Its methods are for the training thread, except `run_changed`. `_changed` guards the runs. It is held for no
-    I/O, and no other lock is taken under it.
+    Its methods are for the training thread, except `run_changed`. `_changed` guards the runs. It is never held
+    during I/O, and no other lock is taken under it.
 
     Args:
         memory: holds snapshots that outlive this process; without it, none do.
@@ -116,7 +116,7 @@ class Saver:
         self.unprepared = True  # `prepare` was not called yet
 
     def observe(self, listener: RunListener) -> None:
-        """Have the runs that begin from now on call a listener."""
+        """Add a listener to the runs that begin from now on."""
         self._listeners.append(listener)
 
     @property
@@ -262,7 +262,7 @@ class Saver:
                 run.end(RunState.FAILED, WriteResult(reason=reason))
 
     def wait_settled(self, timeout_seconds: float | None) -> bool:
-        """Wait until all runs have settled, which are urgent from now on; `False` on timeout."""
+        """Make all runs urgent, and wait until they have settled; `False` on timeout."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         with self._lock:
             for run in self._runs:

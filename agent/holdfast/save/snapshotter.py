@@ -182,7 +182,7 @@ class Snapshotter:
             raise
 
     def copy(self, run: Run) -> None:
-        """Copy the rest in the background; at once, and before this returns, where the run says so.
+        """Copy the rest in the background, or before this returns if the run is `at_once`.
 
         Submit the run first: the copying thread takes the interpreter lock when this thread releases it.
         """

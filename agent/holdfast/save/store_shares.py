@@ -1,4 +1,4 @@
-"""The seam to `holdfast.store_share`: what a job may write to a store that operators limit.
+"""The seam to `holdfast.store_share`: the share of a job in the write limit of a store.
 
 That package is loaded once a server that knows limits of stores has answered. Until then nothing is limited.
 """
@@ -54,7 +54,7 @@ class StoreShares:
         return rate
 
     def pace(self, run: Run, draft: Draft) -> Pace | None:
-        """Return what limits the rate of a write; `draft` has this rank's part of the share."""
+        """Return the rate limiter of a write; `draft` has this rank's part of the share."""
         if self._traffic is not None:
             return self._traffic.pace(run, draft.kind)
         if not draft.bytes_per_second:

@@ -24,7 +24,7 @@ MOST_KEPT = 4
 
 
 class PartStructure(msgspec.Struct, frozen=True):
-    """What a rank, or a group of ranks, has stored for a checkpoint, without the bytes."""
+    """The stored files and tensors of a rank, or a group of ranks, without the bytes."""
 
     digest: str
     group: GroupStructure | None = None
@@ -64,7 +64,7 @@ class KnownStructures:
     def merge(
         self, named: str, own: RankStructure, members: Sequence[PartStructure]
     ) -> tuple[PartStructure, Sequence[GroupStructure]]:
-        """Return what this rank and the members of its group store together, and each member.
+        """Return the structure of this rank's group, and that of each member.
 
         Args:
             named: the structure that rank 0 named.
@@ -84,7 +84,7 @@ class KnownStructures:
     def remember(self, structure: str, digest: str, members: Sequence[GroupStructure]) -> None:
         """Record that a durable checkpoint has a structure.
 
-        Record it before any member of the group does: it then sends its own part no more.
+        Record it before any member of the group does: from then on, a member no longer sends its own part.
         """
         with self._lock:
             self._known.pop(structure, None)

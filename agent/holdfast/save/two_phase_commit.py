@@ -4,8 +4,8 @@ Rank 0 begins the checkpoint in the store and sends its folder to the other rank
 makes it durable and votes. When all ranks have voted to commit, rank 0 writes the manifest. If a rank fails or
 dies before that, there is no checkpoint; afterwards the checkpoint is complete.
 
-Messages take the way of `rank_tree`: a leader passes on what rank 0 sends, and sends one vote for its group. So
-no rank receives more than a few messages, and rank 0 has nothing to do for each tensor of each rank.
+Messages follow `rank_tree`: a leader forwards messages of rank 0, and sends one vote for its group. So no rank
+receives more than a few messages, and the work of rank 0 does not grow with ranks × tensors.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Begin(msgspec.Struct, frozen=True, kw_only=True):
     compress: bool = False
     """Whether files are encoded."""
     bytes_per_second: float = 0.0
-    """Rate of what each rank writes at most; 0: no limit."""
+    """Highest write rate of each rank; 0: no limit."""
     structure: str = ""
     """A structure that rank 0 knows: groups of ranks send theirs unless it is that."""
     reason: str | None = None

@@ -1,4 +1,4 @@
-"""Write one checkpoint to a store, with what it is repaired from: parity files, copies of the manifest.
+"""Write one checkpoint to a store, with its parity files and copies of the manifest.
 
 Does not import torch.
 """
@@ -52,9 +52,9 @@ UNKNOWN_CONTENT_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
 succeed without writing, so the checkpoint is written again to new files."""
 
 PLAIN = ".safetensors"
-"""How the names of plain files end."""
+"""Suffix of the names of plain files."""
 ENCODED_FILE_BYTES = 256 << 20
-"""Tensors that are encoded in one file, so that as much memory is enough; a larger one has a file to itself."""
+"""Most bytes of tensors that are encoded in one file, which limits memory; a larger tensor has its own file."""
 
 
 def write_checkpoint(
@@ -168,7 +168,7 @@ class CheckpointFiles:
         return msgspec.structs.replace(written, index=rank_entry(index, structure, written.files))
 
     def _link_or_write_structure(self, writer: CheckpointWriter, written: Draft) -> StoredPart:
-        """Link the structure of this rank from the parent if that has the same; with its copies."""
+        """Link this rank's structure and its copies from the parent if that has the same, or write them."""
         data = encode_structure(list(map(structure_of, written.tensors)))
         part = part_of(data)
         name = structure_name(part, written.rank)
@@ -245,7 +245,7 @@ class CheckpointFiles:
         return self._image.add_to(written, writer, self, self._entry, self._pace)
 
     def _groups(self, slots: list[fmt.TensorRange]) -> list[list[fmt.TensorRange]]:
-        """Return the tensors of each file: what is encoded is held in memory, so that such files are limited."""
+        """Return the tensors of each file. Encoded files are limited in size, since they are held in memory."""
         if not self._draft.compress:
             return [slots]
         groups: list[list[fmt.TensorRange]] = [[]]
