@@ -413,7 +413,7 @@ class Client:
         )
 
     def delete_annotation(self, job: str, annotation: int) -> None:
-        """Delete a note of a person. Raises NotFound and Conflict."""
+        """Delete an annotation of a person. Raises NotFound and Conflict."""
         self._http.call("DELETE", ANNOTATION, job, annotation, idempotent=False)
 
     # ---- values -------------------------------------------------------------------------------

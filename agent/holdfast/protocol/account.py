@@ -1,4 +1,4 @@
-"""The account: what GPU time and storage went into, what was lost and why, and what checkpoints saved."""
+"""The account: use of GPU time and storage, losses by cause, and the work that checkpoints saved."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.protocol.analyses import Bucket
 
 AccountWindow = Literal["24h", "7d", "30d"]
 AccountKey = Literal["project", "owner", "label", "store", "job"]
-"""What rows are summed by. With `label`, a job counts in the row of each of its labels."""
+"""Key by which rows are grouped. With `label`, a job counts in the row of each of its labels."""
 LossCause = Literal["failures", "restarts", "checkpoints", "data", "ranks", "idle"]
 
 LOSS_CAUSES: dict[LossCause, tuple[Bucket, ...]] = {
@@ -64,7 +64,7 @@ class AccountRow(Struct, kw_only=True, frozen=True):
     uncompared_failures: int
     """Number of failures that saved an unknown time, since the length of an epoch is unknown."""
     unsaved_gpu_hours: float
-    """Work that jobs that have not ended would lose if they crashed now."""
+    """Work that a crash now would lose, of jobs that have not ended."""
     written_bytes: int
     """Size of the checkpoints that became durable in the window, without files of earlier ones."""
     stored_bytes: int
@@ -83,7 +83,7 @@ class AccountRow(Struct, kw_only=True, frozen=True):
 
 
 class AccountStore(Struct, kw_only=True, frozen=True):
-    """What jobs have in a store."""
+    """Checkpoints of jobs in one store."""
 
     store: str
     """Its address, as the last report has it; empty if unknown."""

@@ -20,12 +20,12 @@ ApprovalState = Literal["waiting", "approved", "declined", "expired"]
 
 
 class AlertStep(Struct, kw_only=True, frozen=True):
-    """One step in the course of an alert."""
+    """One step in the history of an alert."""
 
     at: float
     state: Literal["began", "fired", "acknowledged", "silenced", "unsilenced", "comment", "sent", "resolved"]
     who: str | None = None
-    """Person or key, of what one did; of a message, the name of its channel."""
+    """Person or key that acted; for a message, the name of its channel."""
     text: str = ""
 
 
@@ -67,13 +67,13 @@ class Alert(Struct, kw_only=True, frozen=True):
 
 
 class AlertDetails(Struct, kw_only=True, frozen=True):
-    """An alert with its course."""
+    """An alert with its history."""
 
     alert: Alert
     runbook: str
-    """URL of what to do about alerts of its rule; empty if there is none."""
+    """URL of the runbook of its rule; empty if there is none."""
     steps: list[AlertStep]
-    """Its course, oldest first."""
+    """Its history, oldest first."""
     group: list[Alert]
     """The other alerts of its group, which are sent in the same messages."""
 
@@ -100,7 +100,7 @@ class AlertRule(Struct, kw_only=True, frozen=True):
     jobs: str
     """Pattern of job names, with the wildcards * and ?."""
     runbook: str = ""
-    """URL of what to do about its alerts; empty if there is none."""
+    """URL of its runbook; empty if there is none."""
     fired_7d: int = 0
     """Number of its alerts in the last 7 days, in a list of rules."""
     changed_at: float | None = None
@@ -117,7 +117,7 @@ class AlertChannel(Struct, kw_only=True, frozen=True):
     kind: str
     """Service, such as `email`, `slack` or `webhook`."""
     target: str
-    """Mail addresses, or the host of the URL."""
+    """Email addresses, or the host of the URL."""
     least_severity: Severity
     owner: str = ""
     """Pattern of the owners of jobs whose alerts it receives; empty for any."""
@@ -184,12 +184,12 @@ class NewToken(Struct, kw_only=True, frozen=True):
 
 
 class Approval(Struct, kw_only=True, frozen=True):
-    """A request about a protected job, which a second person has to approve."""
+    """A request about a protected job, which a second person must approve."""
 
     id: str
     job: str
     what: str
-    """What is done if it is approved, as in `restore 000000001200-1`."""
+    """Action that an approval carries out, as in `restore 000000001200-1`."""
     who: str
     created_at: float
     expires_at: float

@@ -51,7 +51,7 @@ class Goodput(Struct, kw_only=True, frozen=True):
     """Now, or the job's intended end."""
     wall_seconds: float
     goodput: float | None
-    """Share of the time in iterations that were not lost; `None` for an empty window."""
+    """Share of the window in iterations that were not lost; `None` for an empty window."""
     iterations: int
     """Number of iterations that were not lost."""
     lost_iterations: int
@@ -119,7 +119,7 @@ class RecoverySource(Struct, kw_only=True, frozen=True):
     name: str
     """The place in words."""
     failure: str
-    """What may fail without the loss of this place, as in `any one host is lost`."""
+    """Failure that this place survives, as in `one host is lost`."""
     checkpoint: str | None
     """Id of the newest complete snapshot or durable checkpoint there."""
     iteration: int | None
@@ -132,7 +132,7 @@ class RecoverySource(Struct, kw_only=True, frozen=True):
 
 
 class HostRecovery(Struct, kw_only=True, frozen=True):
-    """A host of the job, and what the memory of the others holds."""
+    """A host of the job, and the newest snapshot in the memory of the other hosts."""
 
     host: str
     iteration: int | None
@@ -140,7 +140,7 @@ class HostRecovery(Struct, kw_only=True, frozen=True):
 
 
 class Recovery(Struct, kw_only=True, frozen=True):
-    """Where a job would go on from if it ended now."""
+    """Places from which a job would resume if it ended now."""
 
     job: str
     iteration: int
@@ -229,7 +229,7 @@ SAME_LOSSES = (
     "the same iterations give the same losses again, unless you change something first: the data or the learning "
     "rate in the script"
 )
-"""What to know before a restore to before a wrong loss: a resume is exact."""
+"""Note for restores to before a wrong loss: a resume is exact, so the loss repeats."""
 
 
 class RestorePreview(Struct, kw_only=True, frozen=True):

@@ -19,7 +19,7 @@ class JobFilter(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     owner: str | None = None
     """Who launched the newest attempt."""
     labels: list[str] = []
-    """Labels that all match: `name` for any value, or `name: value`."""
+    """Labels that must all match: `name` for any value, or `name: value`."""
     archived: bool = False
     """Whether to select the archived jobs instead of the others."""
 
@@ -44,9 +44,10 @@ class BulkChange(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """One change of several jobs, which are named or selected by a filter."""
 
     action: BulkAction
-    """Take a checkpoint now, pause or resume checkpoints, pause or continue training, set a budget or the
-    reaction to wrong losses, acknowledge the firing alerts; archive jobs that have ended, take them out of the
-    archive, or delete them with all data on the server."""
+    """Take a checkpoint now, pause or resume checkpoints, pause or continue training, set a budget or the reaction
+    to wrong losses, acknowledge the firing alerts; archive jobs that have ended, unarchive them, or delete them
+    with all data on the server.
+    """
     jobs: list[str] | UnsetType = UNSET
     filter: JobFilter | UnsetType = UNSET
     budget: float | str | None = None

@@ -54,7 +54,7 @@ class CheckpointInfo(CheckpointFacts, kw_only=True, frozen=True):  # type: ignor
 
     @property
     def is_kept_for_alert(self) -> bool:
-        """Whether only an open alert keeps it, which offers to restore it."""
+        """Whether retention keeps it only for an open alert, which offers to restore it."""
         return is_alert(self.pinned_by)
 
     @property
@@ -239,13 +239,13 @@ class Edit(Struct, kw_only=True, frozen=True):
 
 
 class Annotation(Struct, kw_only=True, frozen=True):
-    """A note at an iteration, by a person or by the script."""
+    """An annotation at an iteration, by a person or by the script."""
 
     id: int
     iteration: int
     lineage: int
     at: float
-    """Time of the iteration, or, if that is unknown, of the note."""
+    """Time of the iteration, or, if that is unknown, of the annotation."""
     text: str
     who: str | None
     """User name; `None` for the script."""
@@ -256,14 +256,14 @@ class Annotation(Struct, kw_only=True, frozen=True):
 
 
 class NewAnnotation(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """A note to add. `iteration`: a finished one; `None`: the newest."""
+    """An annotation to add. `iteration`: a finished one; `None`: the newest."""
 
     text: str
     iteration: int | None = None
 
 
 class AnnotationChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """The new text of a note."""
+    """The new text of an annotation."""
 
     text: str
 
@@ -383,7 +383,7 @@ class JobSummary(Struct, kw_only=True, frozen=True):
     inexact: str | None = None
     """Id of the checkpoint whose degraded restore the state of this lineage descends from."""
     on_trouble: str = ""
-    """What the newest attempt does when its loss is wrong; empty if unknown."""
+    """Reaction of the newest attempt to a wrong loss; empty if unknown."""
     left_out: tuple[LeftOutData, ...] = ()
     """Data that restores left out on the way to the state of this lineage, oldest first."""
     verdict: Verdict | None = None  # None from an older server
@@ -422,7 +422,7 @@ class JobSummary(Struct, kw_only=True, frozen=True):
 
     @property
     def interval_in_force(self) -> int | timedelta | None:
-        """The interval in iterations, or in time where it is fixed so."""
+        """The interval in iterations, or in time if it is fixed in time."""
         return self.interval if self.interval_seconds is None else timedelta(seconds=self.interval_seconds)
 
 
@@ -467,9 +467,9 @@ class DesiredChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
     budget: float | str | UnsetType | None = UNSET
     """Budget as a fraction, or text such as "2%"."""
     write_budget: float | str | UnsetType | None = UNSET
-    """What checkpoints may send to the store, in bytes per second, or text such as "2TB/day"."""
+    """Write budget in bytes per second, or text such as "2TB/day"."""
     max_unsaved_work: float | str | UnsetType | None = UNSET
-    """Work that a failure may lose, in seconds, or text such as "10min"."""
+    """Maximum unsaved work in seconds, or text such as "10min"."""
     policy: str | UnsetType | None = UNSET
     every: int | str | UnsetType | None = UNSET
     """Fixed interval: a number of iterations, or a time as text such as "10min"."""
@@ -479,7 +479,7 @@ class DesiredChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
     retention: str | UnsetType | None = UNSET
     """Retention rules, such as `last 5, every 1000`."""
     on_trouble: str | UnsetType | None = UNSET
-    """What to do when the loss is wrong: `off`, `observe`, `restore`, or `restore 3 in 2000 then pause`."""
+    """Reaction to a wrong loss: `off`, `observe`, `restore`, or `restore 3 in 2000 then pause`."""
     checkpoint_request: bool | UnsetType = UNSET
     """Whether to take a checkpoint now."""
     probe_request: bool | UnsetType = UNSET

@@ -21,16 +21,16 @@ from holdfast.protocol.field_types import (
 )
 
 POLICY = "policy"
-"""Author of what a job's rule `on_trouble` does."""
+"""Actor name of a job's rule `on_trouble`."""
 HaltAction = Literal["pause", "continue", "end"]
 HaltState = Literal["paused", "continued", "ended", "failed"]
-"""Failed: there is no durable checkpoint of the state, so that training goes on instead of ending."""
+"""Failed: there is no durable checkpoint of the state, so training continues instead of ending."""
 Then = Literal["alert", "pause", "end"]
 _ON_TROUBLE = re.compile(r"(observe|restore)(?: +([0-9]+) +in +([0-9]+))?(?:,? +then +(alert|pause|end))?")
 
 
 class TrainingOrder(msgspec.Struct, kw_only=True, frozen=True):
-    """What an operator wants of training. It stays until another one replaces it, and acts once."""
+    """An order to pause, continue or end training. It acts once, and stays until another one replaces it."""
 
     id: str
     action: HaltAction
@@ -38,14 +38,14 @@ class TrainingOrder(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class HaltReport(msgspec.Struct, kw_only=True, tag="halt"):
-    """Training was paused, goes on, ends on request, or could not end."""
+    """Training was paused, continues, ends on request, or could not end."""
 
     at: Time
     iteration: Iteration
     lineage: Lineage
     state: HaltState
     by: Text = ""
-    """Who asked for it: an operator, or `policy` for the rule `on_trouble`."""
+    """Actor that requested it: an operator, or `policy` for the rule `on_trouble`."""
     order: OptionalText = None
     """Id of the order that it carries out; `None` for the rule, and for a command on the store."""
     reason: OptionalText = None
@@ -61,7 +61,7 @@ class DataSkip(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def skip_of(batches: int | None, to_iteration: int | None, iteration: int, loader: int | None) -> DataSkip | None:
-    """Return the data that a restore to `iteration` leaves out; None for none. ValueError: it makes no sense."""
+    """Return the data that a restore to `iteration` leaves out, if any. ValueError: invalid combination."""
     if not batches and not to_iteration:
         if loader is not None:
             raise ValueError("to leave out the data of one loader, also give the number of batches")
@@ -79,14 +79,14 @@ def skip_of(batches: int | None, to_iteration: int | None, iteration: int, loade
 
 @dataclass(frozen=True, slots=True)
 class OnTrouble:
-    """What a job does about losses that are wrong."""
+    """Reaction of a job to wrong losses."""
 
     mode: Literal["off", "observe", "restore"] = "off"
     most: int = 2
-    """Most restores, of those whose trouble is within `within` iterations."""
+    """Most restores for wrong losses within `within` iterations."""
     within: int = 1000
     then: Then = "alert"
-    """What follows where restores have not helped, or there is nothing to restore."""
+    """Action after the last restore, or if there is nothing to restore."""
 
     @property
     def is_on(self) -> bool:

@@ -15,7 +15,7 @@ ActorKind = Literal["person", "policy", "supervisor", "alert", "server"]
 
 
 class ReportDecision(Struct, kw_only=True, frozen=True):
-    """A job that is not all right now."""
+    """A job that has a problem now."""
 
     job: str
     project: str
@@ -25,7 +25,7 @@ class ReportDecision(Struct, kw_only=True, frozen=True):
 
 
 class ReportFailure(Struct, kw_only=True, frozen=True):
-    """Failures of one job with the same cause, and what they cost in all."""
+    """Failures of one job with the same cause, and their total cost."""
 
     job: str
     project: str
@@ -52,7 +52,7 @@ class ReportFailure(Struct, kw_only=True, frozen=True):
 
 
 class ReportAction(Struct, kw_only=True, frozen=True):
-    """What was done to a job."""
+    """An action on a job."""
 
     at: float
     job: str
@@ -92,7 +92,7 @@ class Report(Struct, kw_only=True, frozen=True):
     examined_jobs: int
     """Number of these, those that need attention first, among which the decisions are."""
     decisions: list[ReportDecision]
-    """Jobs that are not all right now, the most severe first."""
+    """Jobs that have a problem now, the most severe first."""
     failures: list[ReportFailure]
     """By job and cause, the costliest first."""
     failures_total: int
@@ -140,7 +140,7 @@ class Report(Struct, kw_only=True, frozen=True):
 
     @property
     def omissions(self) -> list[str]:
-        """What the bounds of a report leave out, in words."""
+        """Description of the rows that the limits of a report leave out."""
         left = []
         if self.measured_jobs < self.jobs:
             left.append(
@@ -162,7 +162,7 @@ def gpu_hours(value: float) -> str:
 
 
 def cost_text(row: ReportFailure) -> str:
-    """Return what failures cost: `lost 12 iterations (4 min), down for 2 min`."""
+    """Return the cost of failures: `lost 12 iterations (4 min), down for 2 min`."""
     parts = ["lost no iteration"]
     if row.lost_iterations:
         parts = [f"lost {_plural(row.lost_iterations, 'iteration')} ({duration(row.lost_seconds)})"]
@@ -172,7 +172,7 @@ def cost_text(row: ReportFailure) -> str:
 
 
 def outcome_text(row: ReportFailure) -> str:
-    """Return how it went on after failures."""
+    """Return how the job continued after failures."""
     if row.continued_from is None:
         return "not training again"
     by = f", by {row.continued_by}" if row.continued_by else ""

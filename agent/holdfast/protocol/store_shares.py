@@ -1,4 +1,4 @@
-"""What jobs report of their stores, and the part of a limit that they get."""
+"""Reports of jobs about their stores, and the share of a limit that they get."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from holdfast.protocol.field_types import Count, MeasuredNumber, MeasuredSeconds
 
 
 class StoreReport(msgspec.Struct, kw_only=True, omit_defaults=True, tag="store"):
-    """What rank 0 writes to a store, for all ranks; sent after each change, and every few seconds while it writes.
+    """The writes of all ranks to a store, reported by rank 0 after each change and every few seconds of a write.
 
-    A store is known by the id in its root. Without one, by its address, which for a directory is that on the host.
+    The id in its root identifies a store; without one, its address does, together with the host for a
+    directory.
     """
 
     at: Time
@@ -27,7 +28,7 @@ class StoreReport(msgspec.Struct, kw_only=True, omit_defaults=True, tag="store")
     written_bytes: Count = 0
     """Bytes that this attempt has handed to the store."""
     bytes_per_second: MeasuredNumber = None
-    """Rate of that since the report before; `None` when nothing is written."""
+    """Write rate since the previous report; `None` when nothing is written."""
     waiting_bytes: Count = 0
     """Bytes of checkpoints that are copied but not durable yet."""
     checkpoint_bytes: Count = 0
@@ -43,16 +44,16 @@ class StoreReport(msgspec.Struct, kw_only=True, omit_defaults=True, tag="store")
 
 
 class StoreShare(msgspec.Struct, kw_only=True, frozen=True):
-    """The part of an operator's limit for a store that a job gets. Scheduled checkpoints follow it."""
+    """A job's share of an operator's limit for a store. Scheduled checkpoints follow it."""
 
     address: str
     """Address of the store, as the job reported it."""
     bytes_per_second: float
-    """Rate of what the job writes, all ranks together."""
+    """Highest write rate of the job, all ranks together."""
     granted: Count = 0
     """The newest request for a start, `StoreReport.wants`, that may begin now."""
     holds_seconds: float = 60.0
-    """How long this holds without an answer of the server; the fallback follows."""
+    """Time for which the share holds without an answer of the server; then the fallback applies."""
     fallback_bytes_per_second: float
     longest_wait_seconds: float
     """Time after which a checkpoint begins although its request was not granted."""

@@ -1,4 +1,4 @@
-"""Stores, what jobs write to them, and the limits that operators set, as the server answers."""
+"""Responses on stores, the writes of jobs to them, and the limits that operators set."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StoreLimit(msgspec.Struct, kw_only=True, frozen=True):
     writers: int
     """Most scheduled checkpoints that are written at the same time."""
     fallback_bytes_per_second: float | None
-    """Rate of each job without contact with a server; `None`: its part by weight."""
+    """Rate of each job without contact with a server; `None`: its share by weight."""
     holds_seconds: float
     """Time without contact after which that applies."""
     who: str
@@ -37,7 +37,7 @@ class NewStoreLimit(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fi
     """Bytes per second, or text such as "200MB/s"."""
     writers: Annotated[int, msgspec.Meta(ge=1, le=MAX_WRITERS)] = 4
     fallback: float | str | None = None
-    """As `limit`, for each job without contact with a server; `None`: its part by weight."""
+    """As `limit`, for each job without contact with a server; `None`: its share by weight."""
     holds: float | str = 60.0
     """Seconds without contact after which that applies, or text such as "2min"."""
 
@@ -49,14 +49,14 @@ class NewStoreLimit(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fi
 
 
 class NewStoreWeight(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """The part of a limit that a job gets, relative to others with weight 1."""
+    """A job's share of a limit, relative to others with weight 1."""
 
     job: str
     weight: Annotated[float, msgspec.Meta(ge=0.01, le=100.0)]
 
 
 class StoreWriter(msgspec.Struct, kw_only=True, frozen=True):
-    """What a job writes to a store."""
+    """The writes of a job to a store."""
 
     job: str
     address: str
@@ -71,7 +71,7 @@ class StoreWriter(msgspec.Struct, kw_only=True, frozen=True):
     """Bytes of checkpoints that are copied but not durable yet."""
     checkpoint_bytes: int
     waits_since: float | None
-    """Since when a checkpoint that is due waits for its start."""
+    """Time since which a checkpoint that is due waits for its start."""
     weight: float
     share_bytes_per_second: float | None
     """Fair share on average, by need and weight; `None` without a limit."""

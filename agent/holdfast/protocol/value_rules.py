@@ -1,4 +1,4 @@
-"""Which values a script allows: the rules that agent and server share."""
+"""Rules of the values that a script allows, shared by agent and server."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def shown(value: Scalar | None, default: Scalar | None = None) -> str:
 def define(
     name: str, default: Scalar, low: float | None, high: float | None, choices: tuple[Scalar, ...]
 ) -> ValueDefinition:
-    """Return the definition of a value, whose kind is that of its default. ValueError: it makes no sense."""
+    """Return the definition of a value, which has the kind of its default. ValueError: it is invalid."""
     kinds: dict[type, ValueKind] = {bool: "bool", int: "int", float: "float", str: "text"}
     if not re.match(NAME, name):
         raise ValueError(f"a name has up to 64 letters, digits, _, - and ., and a letter first, not {name!r}")

@@ -61,7 +61,7 @@ class ValueEdit(msgspec.Struct, kw_only=True, frozen=True):
     value: Scalar | None
     """`None`: the script's own."""
     before: Scalar | None
-    """What was wanted before, likewise."""
+    """Value requested before; `None`: the script's own."""
     who: str
     at: float
     state: ValueState
@@ -79,7 +79,7 @@ class JobValue(msgspec.Struct, kw_only=True, frozen=True):
 
     definition: ValueDefinition
     value: Scalar
-    """What is in force, as the agent last reported."""
+    """Value in force, as the agent last reported it."""
     is_default: bool
     """Whether that is the script's own."""
     at: float
@@ -95,7 +95,7 @@ class NewValue(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
 
 
 class ValueReport(msgspec.Struct, kw_only=True, tag="value"):
-    """The definition of a value, what is in force after `iteration`, and what became of a change."""
+    """The definition of a value, the value in force after `iteration`, and the outcome of a change."""
 
     at: Time
     iteration: Iteration
@@ -111,7 +111,7 @@ class ValueReport(msgspec.Struct, kw_only=True, tag="value"):
 
 
 class ValueInForce(msgspec.Struct, frozen=True):
-    """What an operator has set a value to; the rest is known on rank 0 only."""
+    """A value that an operator has set; only rank 0 knows the rest."""
 
     value: Scalar | None
     """`None`: the script's own again."""

@@ -1,4 +1,4 @@
-"""The verdict on a job: whether it is all right, in one sentence."""
+"""The verdict on a job: its condition in one sentence."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ VerdictCause = Literal[
     "failed", "silent", "restarting", "restoring", "failing", "stuck", "loss", "damaged", "late", "alert",
     "paused", "data", "straggler", "starting", "unprotected", "healthy", "stopped", "finished",
 ]  # fmt: skip
-"""What a verdict is about, the most severe first."""
+"""Causes of a verdict, the most severe first."""
 VerdictLevel = Literal["critical", "warning", "info", "good", "ended"]
 
 
 class Verdict(Struct, kw_only=True, frozen=True):
-    """Whether a job is all right, in one sentence: the most severe of its conditions."""
+    """The most severe condition of a job, in one sentence."""
 
     cause: VerdictCause
     level: VerdictLevel

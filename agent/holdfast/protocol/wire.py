@@ -60,7 +60,7 @@ MAX_UID = 100  # characters
 MAX_CHECKPOINTS = 100_000  # of a store: every tenth of a million iterations
 MAX_LEFT_OUT = 10_000  # per lineage
 PLAUSIBLE_STEP = 1_000
-"""How far a reported attempt or lineage number may exceed the largest known one."""
+"""Largest step of a reported attempt or lineage number above the largest known one."""
 SUPERVISOR_RANK = 1 << 20
 """Rank number of the supervisor's reports."""
 RESCUE_RANK = SUPERVISOR_RANK + 1
@@ -153,7 +153,7 @@ class AttemptStarted(TrainingEvent, kw_only=True, tag="attempt_started"):
     world_size: Count = 1
     supervised: bool = False
     previous_exit: OptionalText = None
-    """How the previous attempt ended, as reported by the supervisor: `killed by SIGKILL`."""
+    """End of the previous attempt, as reported by the supervisor: `killed by SIGKILL`."""
     versions: Texts = {}
     owner: Text = ""
     labels: Texts = {}
@@ -249,7 +249,7 @@ class Stall(TrainingEvent, kw_only=True, tag="stall"):
 
 
 class IntervalDecision(TrainingEvent, kw_only=True, tag="paced"):
-    """The checkpoint interval in force, the figures behind it, and in `pending` what a change of it waits for."""
+    """The checkpoint interval in force, its figures, and in `pending` the condition of its next change."""
 
     policy: Text
     interval: Count | None
@@ -267,7 +267,7 @@ class IntervalDecision(TrainingEvent, kw_only=True, tag="paced"):
     mtbf_seconds: MeasuredSeconds = None  # mean time between failures, if the script states it
     write_bytes_per_second: MeasuredNumber = None  # the write budget in force
     max_unsaved_seconds: MeasuredSeconds = None
-    """Work that a failure may lose, as far as both budgets allow."""
+    """Maximum unsaved work, as far as both budgets allow it."""
     total_iterations: Count | None = None  # as the script or its loader says
     samples_per_iteration: MeasuredNumber = None  # of all ranks together
     epoch_iterations: Count | None = None  # iterations of an epoch, as the loader says
@@ -379,7 +379,7 @@ class OutputReport(msgspec.Struct, kw_only=True, tag="output"):
 
 
 class SupervisorReport(msgspec.Struct, kw_only=True, omit_defaults=True, tag="supervisor"):
-    """What the supervisor does after a start has ended; repeated until the next start has begun its attempt."""
+    """State of the supervisor after a start has ended; repeated until the next start has begun its attempt."""
 
     at: Time
     state: SupervisorState
@@ -452,7 +452,7 @@ MACHINE_METRICS = tuple(field.name for field in msgspec.structs.fields(MachineSa
 
 
 class MemoryReport(msgspec.Struct, kw_only=True, tag="memory"):
-    """What the memory of a host holds; sent by the first rank there after each change."""
+    """Snapshots in the memory of a host; sent by the first rank there after each change."""
 
     at: Time
     host: Text
@@ -469,7 +469,7 @@ class RankPlace(msgspec.Struct, kw_only=True, tag="rank_place"):
 
 
 class AnnotationReport(TrainingEvent, kw_only=True, tag="annotation"):
-    """A note of the script at an iteration, such as the end of an epoch, which the timeline shows."""
+    """An annotation of the script at an iteration, such as the end of an epoch, which the timeline shows."""
 
     text: Text
 
@@ -569,7 +569,7 @@ class Desired(msgspec.Struct, kw_only=True, frozen=True):
     budget: float | None = None
     write_bytes_per_second: float | None = None  # the write budget
     max_unsaved_seconds: float | None = None
-    """Work that a failure may lose, as far as both budgets allow."""
+    """Maximum unsaved work, as far as both budgets allow it."""
     policy: str | None = None
     every: int | None = None
     interval_seconds: float | None = None
@@ -578,7 +578,7 @@ class Desired(msgspec.Struct, kw_only=True, frozen=True):
     retention: str | None = None
     """Retention rules, as `holdfast.retention` parses them."""
     on_trouble: str | None = None
-    """What to do about wrong losses, as `holdfast.protocol.orders` parses it."""
+    """Reaction to wrong losses, as `holdfast.protocol.orders` parses it."""
     checkpoint_request: Count = 0  # number of requests for a checkpoint so far
     probe_request: Count = 0  # number of requests to profile data loading so far
     restore: RestoreOrder | None = None  # the open restore request
@@ -593,7 +593,7 @@ class Desired(msgspec.Struct, kw_only=True, frozen=True):
     values: tuple[ValueChange, ...] = ()
     """Changes of values that the agent has not applied yet, oldest first."""
     shares: tuple[StoreShare, ...] | None = None
-    """What the job may write to stores that operators limit; `None`: the server knows no limits of stores."""
+    """The job's shares of stores that operators limit; `None`: the server knows no limits of stores."""
     share_number: Count = 0  # increases whenever `shares` change, which makes no version
     latest_attempt: int = 0
     latest_lineage: int = 0
