@@ -41,7 +41,7 @@ class NewChannel(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
 
 
 class ChannelChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """Changes of what a channel receives."""
+    """A change of the alerts that a channel receives."""
 
     least_severity: str | UnsetType = UNSET
     owner: str | UnsetType = UNSET

@@ -48,7 +48,7 @@ class RuleResult:
     """Whether messages are sent: not yet about a spike that may be over in a moment."""
 
     def text(self, held_seconds: float = 0.0) -> str:
-        """Return the message with the limit beside the value, in one line without control characters.
+        """Return the message with value and limit, in one line without control characters.
 
         Args:
             held_seconds: how long the condition has held, of a rule that demands a time.

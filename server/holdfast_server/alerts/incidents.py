@@ -259,7 +259,7 @@ def open_of_jobs(session: Session, jobs: Sequence[str], *, now: float) -> dict[s
 
 
 def details(db: Database, alert: int, *, visible_projects: Collection[str] | None, now: float) -> AlertDetails:
-    """Return an alert with its course and its group. Raises UnknownAlert, also for one of another project."""
+    """Return an alert with its history and its group. Raises UnknownAlert, also for one of another project."""
     rows = models.AlertRecord
     with db.read() as session:
         row = session.get(rows, alert) if 0 <= alert < 2**63 else None

@@ -117,7 +117,7 @@ def _details(message: AlertMessage, alert: Alert) -> str:
 
 
 def links(message: AlertMessage, address: str) -> list[Link]:
-    """Return what a reader may open: the page of the alert first, then what to do about it."""
+    """Return the links of a message: the page of the alert first, then its runbook."""
     if not address:
         return [Link("Runbook", message.runbook)] if message.runbook else []
     if message.alert is None:

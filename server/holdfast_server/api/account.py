@@ -1,4 +1,4 @@
-"""The account: what GPU time and storage went into, what was lost and why, and what checkpoints saved."""
+"""The account: use of GPU time and storage, losses by cause, and the work that checkpoints saved."""
 
 from __future__ import annotations
 

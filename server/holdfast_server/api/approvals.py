@@ -1,4 +1,4 @@
-"""Protected jobs, and the approvals of what is asked of them."""
+"""Protected jobs, and the approvals of requests about them."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def verify(job: str, checkpoint: str, body: Body, db: Db, who: Who, now: Now) ->
     max_body_bytes=MAX_EDIT_BYTES,
 )
 def scrub(job: str, checkpoint: str, body: Body, db: Db, now: Now, metrics: Metrics) -> Response:
-    """Record what a scrub found in the store. Damage that remains raises the alert for damaged checkpoints."""
+    """Record the result of a scrub in the store. Damage that remains raises the alert for damaged checkpoints."""
     report = parse(body, ScrubReport)
     found = verifications.record_scrub(db, job, checkpoint, report, now=now)
     metrics.scrubbed(report.state)

@@ -113,5 +113,5 @@ def _decompressed(content: bytes, encoding: str) -> bytes:
 
 
 def _wants_json(accept: str, sent: str) -> bool:
-    """Whether to answer in JSON: as requested, otherwise in the encoding of the batch."""
+    """Return whether to answer in JSON: as requested, otherwise as the batch is encoded."""
     return "json" in accept or ("msgpack" not in accept and sent == "json")

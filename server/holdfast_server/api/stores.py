@@ -1,4 +1,4 @@
-"""Stores that jobs share, and limits for what they write there."""
+"""Stores that jobs share, and their write limits."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def _parts(due: Sequence[_Due], *, now: float) -> Iterator[list[_Due]]:
 
 
 def _due_jobs(session: Session, *, now: float, job: str | None = None) -> Iterator[_Due]:
-    """Yield the jobs whose account may have changed, each with the hour from which on."""
+    """Yield the jobs whose account may have changed, each with the first such hour."""
     jobs, attempt = models.JobRecord, models.AttemptRecord
     query = (
         select(jobs.name, jobs.uid, jobs.lineage, func.length(attempt.versions).label("versions"), _marks)
@@ -131,7 +131,7 @@ def _due_jobs(session: Session, *, now: float, job: str | None = None) -> Iterat
 
 
 def _discarded_from(session: Session, job: str, uid: str, mark: models.AccountJobRecord, oldest: float) -> float:
-    """Return from when on restarts and restores since the last account may have discarded iterations."""
+    """Return the time since which restarts and restores may have discarded iterations after the last account."""
     attempts, lineages, totals = models.AttemptRecord, models.LineageRecord, models.RankTotalsRecord
     started = select(attempts.uid, attempts.iteration, func.length(attempts.versions).label("versions")).where(
         attempts.job == job, attempts.started_at >= mark.started_at - CLOCK_SECONDS
@@ -153,7 +153,7 @@ def _discarded_from(session: Session, job: str, uid: str, mark: models.AccountJo
 
 
 def _is_whole() -> ColumnElement[bool]:
-    """Whether no deletion of a job has begun, which removes its reports little by little."""
+    """Return whether no deletion of a job has begun, which removes its reports in steps."""
     log, jobs = models.AuditEntryRecord, models.JobRecord
     begun = exists().where(log.job == jobs.name, log.action == DELETION, log.at > jobs.last_contact_at)
     return ~begun
@@ -213,7 +213,7 @@ def _new_marks(
 def _store(
     session: Session, *, hours: Mapping[str, JobHours], marks: Sequence[Mapping[str, Any]], begins_at: int
 ) -> None:
-    """Replace the hours of jobs since a time, and sum their days anew. Deleted jobs keep their last account."""
+    """Replace the hours of jobs since a time, and recompute their days. Deleted jobs keep their last account."""
     jobs = models.JobRecord
     names = set(session.scalars(select(jobs.name).where(jobs.name.in_(hours))))
     ids = _group_ids(session, {group: hour for name in names for group, hour in hours[name].figures})

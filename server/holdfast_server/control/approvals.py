@@ -1,4 +1,4 @@
-"""Protected jobs: what is asked of them happens when a second person approves it, and not after 15 minutes."""
+"""Protected jobs: a second person must approve requests about them within 15 minutes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ Wish = RestoreWish | TrainingWish | ValueWish | UnprotectWish
 
 
 def carry_out(db: Database, job: str, wish: Wish, do: Callable[[], T], *, asker: Principal, now: float) -> T:
-    """Do it, or have it wait for a second person if the job is protected.
+    """Carry out a request, or have it wait for a second person if the job is protected.
 
     Raises:
         WaitsForApproval: it waits; it was recorded and audited.
@@ -131,7 +131,7 @@ def set_value(
 
 @job_transaction
 def _ask(session: Session, job: str, wish: Wish, *, asker: Principal, now: float) -> Approval:
-    """Record the request; the same one again, while it waits, is that one."""
+    """Record the request. While it waits, a repeated one is the same request."""
     row = find_job(session, job)
     if isinstance(wish, RestoreWish):
         chosen = control.restorable(
@@ -184,7 +184,7 @@ def approve(session: Session, job: str, approval: str, *, asker: Principal, now:
 
 @job_transaction
 def decline(session: Session, job: str, approval: str, *, asker: Principal, now: float) -> Approval:
-    """Decline a request, or withdraw one's own. Raises UnknownJob, UnknownApproval, NotPossible."""
+    """Decline a request, or withdraw your own. Raises UnknownJob, UnknownApproval, NotPossible."""
     row, project = _find_waiting(session, job, approval, now=now), find_job(session, job).project
     row.state, row.decided_by, row.decided_at = "declined", asker.name, now
     session.flush()

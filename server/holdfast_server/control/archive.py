@@ -20,12 +20,12 @@ class _Reported(Protocol):
 
 
 def is_archived(job: _Reported) -> bool:
-    """Whether a job is in the archive: a report since then is a new start, which takes it out."""
+    """Return whether a job is archived. A later report is a new start, which unarchives it."""
     return job.archived_at is not None and job.archived_at >= job.last_contact_at
 
 
 def mark(db: Database, job: str, *, archived: bool, who: str, now: float) -> None:
-    """Put a job into the archive or take it out, with a row of the audit log.
+    """Archive or unarchive a job, with a row of the audit log.
 
     Raises:
         UnknownJob.

@@ -38,7 +38,7 @@ def find(view: JobView, annotation: int) -> Annotation:
 
 @job_transaction
 def add(session: Session, job: str, request: NewAnnotation, *, who: str, now: float) -> Annotation:
-    """Add a note at an iteration of the path to the current one.
+    """Annotate an iteration of the path to the current one.
 
     Raises:
         UnknownJob.
@@ -66,7 +66,7 @@ def add(session: Session, job: str, request: NewAnnotation, *, who: str, now: fl
 
 @job_transaction
 def edit(session: Session, job: str, annotation: int, text: str, *, who: str, now: float) -> Annotation:
-    """Change the text of a note. The editor becomes its author.
+    """Change the text of an annotation. The editor becomes its author.
 
     Raises:
         UnknownJob, UnknownAnnotation.
@@ -86,7 +86,7 @@ def edit(session: Session, job: str, annotation: int, text: str, *, who: str, no
 
 @job_transaction
 def delete(session: Session, job: str, annotation: int, *, who: str, now: float) -> None:
-    """Delete a note. Raises UnknownJob, UnknownAnnotation; NotPossible: the script wrote it."""
+    """Delete an annotation. Raises UnknownJob, UnknownAnnotation; NotPossible: the script wrote it."""
     find_job(session, job)
     row = _of_person(session, job, annotation)
     session.delete(row)

@@ -131,7 +131,7 @@ def _thin_by_size(db: Database, project: str, limit_bytes: int) -> None:
 
 
 def _upto(db: Database, series: models.SampleSeriesRecord, excess_bytes: int) -> int:
-    """Return up to which iteration to remove the chunks of a series to free so many bytes."""
+    """Return the iteration up to which the chunks of a series must be removed to free this many bytes."""
     if series.chunk_bytes <= excess_bytes:
         return series.last_iteration + 1
     rows = models.ChunkRecord
@@ -158,7 +158,7 @@ def _coarsen(db: Database, project: str, before: float) -> None:
 
 
 def _series_of(db: Database, project: str, *those: ColumnElement[bool]) -> list[models.SampleSeriesRecord]:
-    """Return the series of a project, those that ended first in front."""
+    """Return the series of a project, those that ended first at the front."""
     rows = models.SampleSeriesRecord
     query = (
         select(rows)
@@ -200,7 +200,7 @@ def _delete_alerts(db: Database, project: str, before: float) -> None:
 
 
 def _delete(db: Database, rows: type[models.Base], old: Select[int], *, job: str | None = None) -> None:
-    """Delete the rows whose ids `old` selects, some at a time."""
+    """Delete the rows whose ids `old` selects, in batches."""
     table = models.table(rows)
 
     def work(session: Session) -> int:

@@ -13,7 +13,7 @@ from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database
 
 MOST_VIEWS = 20
-"""Views of one user, which stand beside each other above the list."""
+"""Most saved views of one user, which share one line above the list."""
 MOST_NAME, MOST_QUERY = 40, 2000
 
 

@@ -51,7 +51,7 @@ def cancel_verification(session: Session, job: str, checkpoint: str, *, who: str
 
 @job_transaction
 def record_scrub(session: Session, job: str, checkpoint: str, report: ScrubReport, *, now: float) -> Verification:
-    """Record what a scrub of the job's store found in a checkpoint. Raises as `verification` does."""
+    """Record the result of a scrub of a checkpoint in the job's store. Raises as `verification` does."""
     row = find_job(session, job)
     found = checkpoints.named(session, row, checkpoint)
     verifications.record_scrub(session, found, report, now=now)

@@ -8,14 +8,14 @@ from holdfast.protocol.jobs import CheckpointInfo, Order
 
 
 class RequestRefused(Exception):
-    """Base class. `str()` is one sentence for the user: what is wrong, and what to do."""
+    """Base class. `str()` is one sentence for the user: the problem, and what to do about it."""
 
     status: int = 409
     code: str = "refused"
     message: str = "{}"
     """The sentence, formatted with the arguments of the error."""
     details: ClassVar[tuple[str, ...]] = ()
-    """Attributes that the API's answer includes besides the sentence: the first arguments of the error."""
+    """Attributes that the API's answer includes in addition to the sentence: the first arguments of the error."""
     retry_seconds: float | None = None
     """After which the same request may succeed: the `Retry-After` header."""
 

@@ -39,7 +39,7 @@ class ServerSettings:
     token: str | None = field(default=None, repr=False)
     """Shared secret of agents and people, or `None`."""
     allowed_hosts: tuple[str, ...] = ()
-    """Host names, besides localhost, by which browsers reach this server."""
+    """Host names, in addition to localhost, by which browsers reach this server."""
     alerts: AlertSettings = field(default_factory=AlertSettings)
     accounts: bool | None = None
     """Whether people sign in and programs have keys. `None`: if people exist, or if the server is exposed without

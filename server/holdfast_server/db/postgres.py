@@ -265,7 +265,7 @@ def _pauses() -> Iterator[float | None]:
 
 
 def _state(error: BaseException | None) -> str:
-    """PostgreSQL's five characters for what went wrong; empty for what is no error of its."""
+    """Return PostgreSQL's SQLSTATE code of an error; empty for other errors."""
     while error is not None:
         if isinstance(state := getattr(error, "sqlstate", None), str):
             return state

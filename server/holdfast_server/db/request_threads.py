@@ -33,7 +33,7 @@ class RequestThreads:
         self._pools = {name: ThreadPoolExecutor(count, f"holdfast-{name}") for name, count in THREADS.items()}
 
     async def run(self, name: RequestClass, work: Callable[[], T]) -> T:
-        """Run `work` in a thread of a class, in the caller's context. It goes on if the caller is cancelled."""
+        """Run `work` in a thread of a class, in the caller's context. It continues if the caller is cancelled."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pools[name], copy_context().run, work)
 

@@ -46,7 +46,7 @@ class SqliteBackend:
         self.path = Path(str(url.database))
         self.place = str(self.path)
         self._locks: list[int] = []
-        """Open files that are locked: one beside the database, and the database itself."""
+        """Open files that are locked: one next to the database, and the database itself."""
         self._writer: Engine | None = None
         self._session: Session | None = None
         """Session of the writer thread, kept from one commit to the next."""

@@ -263,7 +263,7 @@ def _missing_rights(asker: Principal) -> str:
 
 
 def _unknown(match: access.RouteMatch) -> Exception:
-    """Return the answer about what does not exist, for what is hidden from the client."""
+    """Return the answer for objects that do not exist, for objects hidden from the client."""
     if match.job is not None:
         return UnknownJob(match.job)
     return HTTPException(404) if match.project is None else UnknownProject(match.project)

@@ -42,7 +42,7 @@ BODY_SECONDS = 20.0
 """Time limit for the body of a request: a slow connection holds memory."""
 
 PROXY_HEADERS = ("forwarded", "via", "x-real-ip")
-"""Headers that proxies add, besides every `X-Forwarded-` header."""
+"""Headers that proxies add, in addition to every `X-Forwarded-` header."""
 _HOST = re.compile(r"(\[[^\[\]]*\]|[^\[\]:]*)(:\d*)?")
 
 

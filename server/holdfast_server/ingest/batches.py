@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class InvalidBatch(RequestRefused):
-    """A batch that can never be stored; sending it again is of no use."""
+    """A batch that can never be stored; sending it again does not help."""
 
     status, code = 422, "invalid_batch"
 

@@ -82,7 +82,7 @@ class JobRecord(Base):
     write_bytes_per_second: Mapped[float | None]
     """The write budget."""
     max_unsaved_seconds: Mapped[float | None]
-    """Work that a failure may lose, as far as both budgets allow."""
+    """Maximum unsaved work, as far as both budgets allow it."""
     policy: Mapped[str | None]
     every: Mapped[int | None]
     """Manually set interval in iterations."""

@@ -162,7 +162,7 @@ class NoticeRecord(TrainingRow, Base):
 
 
 class AnnotationRecord(TrainingRow, Base):
-    """A note at an iteration, by a person or by the script.
+    """An annotation at an iteration, by a person or by the script.
 
     `lineage` had the iteration on its path when the note was written. `at` is the time of the iteration, or of the
     note if that is unknown.

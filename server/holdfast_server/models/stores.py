@@ -38,7 +38,7 @@ class StoreDiskRecord(Base):
 
 
 class StoreWriterRecord(Base):
-    """What a job writes to a store, and what it may write."""
+    """The writes of a job to a store, and its share."""
 
     __tablename__ = "store_writers"
 
@@ -85,7 +85,7 @@ class StoreWriterRecord(Base):
 
 
 class StoreLimitRecord(Base):
-    """An operator's limit for what all jobs together write to a store, or to all stores below an address."""
+    """An operator's limit for all jobs together that write to a store, or to all stores below an address."""
 
     __tablename__ = "store_limits"
 

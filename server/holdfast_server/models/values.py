@@ -35,7 +35,7 @@ class ValueChangeRecord(Base):
     value: Mapped[str]
     """In JSON; `null` for the script's own."""
     before: Mapped[str]
-    """What was wanted before, likewise."""
+    """Value requested before; `None`: the script's own."""
     who: Mapped[str]
     at: Mapped[float]
     version: Mapped[int]

@@ -136,7 +136,7 @@ def account_hours(
 
 
 def stored_bytes(session: Session, jobs: Sequence[models.JobRecord]) -> dict[str, StoredBytes]:
-    """Return by job what its checkpoints take in its stores.
+    """Return the size of the checkpoints in the stores, by job.
 
     A checkpoint counts with the files that it does not share with earlier ones, the oldest one with all of its
     files. That is exact unless retention deleted a checkpoint between two that share files with it.

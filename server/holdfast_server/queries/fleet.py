@@ -103,7 +103,7 @@ def _counts(session: Session, question: FleetQuery, *, now: float) -> tuple[dict
 
 
 def _in_archive() -> ColumnElement[bool]:
-    """Whether a job is archived: `control.archive.is_archived` in SQL."""
+    """Return the SQL condition of `control.archive.is_archived`."""
     return func.coalesce(models.JobRecord.archived_at, -1.0) >= models.JobRecord.last_contact_at
 
 

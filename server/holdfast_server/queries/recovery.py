@@ -1,4 +1,4 @@
-"""Where a job would go on from if it ended now: the newest snapshot or checkpoint in each place, nearest first."""
+"""Places from which a job would resume if it ended now: the newest snapshot or checkpoint in each."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CompleteSnapshot:
 
 
 def recovery(view: JobView) -> Recovery:
-    """Return what a start of the job would find in each place."""
+    """Return the snapshot or checkpoint that a start of the job would find in each place."""
     attempt = view.attempt
     held: dict[str, list[HeldSnapshot]] = {}
     if attempt is not None:
@@ -130,7 +130,7 @@ def _source(
 
 
 def _with_losses(sources: Sequence[RecoverySource], iteration: int) -> list[RecoverySource]:
-    """Add to each place where the job goes on from if it and those below are left."""
+    """Add to each place the iteration from which the job resumes if it and those below are left."""
     found: list[RecoverySource] = []
     newest = 0
     for source in reversed(sources):

@@ -149,7 +149,7 @@ def _neighbour(
 
 
 def _is_of_value(edit: Edit) -> bool:
-    """Whether an edit changed values, whose marks are annotations at the iterations where they are applied."""
+    """Return whether an edit changed values, which the timeline marks with annotations where they are applied."""
     return all(change.field.startswith("value ") for change in edit.changes)
 
 

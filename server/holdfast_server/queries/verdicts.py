@@ -1,4 +1,4 @@
-"""The verdict on a job: one sentence on whether it is all right. Pure functions, except the queries at the end.
+"""The verdict on a job: its condition in one sentence. Pure functions, except the queries at the end.
 
 `VERDICTS` lists all causes in the order of their severity; the first one that applies is the verdict.
 """

@@ -120,7 +120,7 @@ def lines_of(contents: bytes) -> list[str]:
 
 
 def record_memory(session: Session, attempt: models.AttemptRecord, rank: int, event: MemoryReport) -> None:
-    """Store what the memory of a host holds, in the place of the report before."""
+    """Store the snapshots in the memory of a host, in place of the previous report."""
     session.merge(
         models.HostMemoryRecord(
             job=attempt.job, rank=rank, uid=attempt.uid, host=event.host, at=event.at,
@@ -147,7 +147,7 @@ def places_of(session: Session, job: str, uid: str) -> dict[int, models.RankPlac
 
 
 def memories_of(session: Session, job: str, uid: str) -> dict[str, list[HeldSnapshot]]:
-    """Return by host what the memory of the hosts of an attempt holds."""
+    """Return the snapshots in the memory of an attempt's hosts, by host."""
     rows = models.HostMemoryRecord
     query = select(rows.rank, rows.host, rows.snapshots).where(rows.job == job, rows.uid == uid)
     found = session.execute(query.order_by(rows.rank)).all()

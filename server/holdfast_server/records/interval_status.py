@@ -79,7 +79,7 @@ def limit_of(paced: IntervalDecision | None) -> Limit | None:
 
 
 def reason_of(paced: IntervalDecision | None) -> str:
-    """Explain the current interval, and what a change of it waits for."""
+    """Explain the current interval, and the condition of its next change."""
     if paced is None:
         return ""
     reason = _reason_now(paced)

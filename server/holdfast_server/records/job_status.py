@@ -126,12 +126,12 @@ def _reported_status(
 
 
 def supervisor_report(attempt: models.AttemptRecord) -> SupervisorReport | None:
-    """Return what the supervisor reported last on this attempt, or on the one before it."""
+    """Return the supervisor's last report on this attempt, or on the previous one."""
     return _report.decode(attempt.supervisor_report) if attempt.supervisor_report else None
 
 
 def supervisor_info(attempt: models.AttemptRecord | None, status: JobStatus) -> SupervisorInfo | None:
-    """Return what the supervisor does after the last start has ended; `None` while the job trains."""
+    """Return the supervisor's state after the last start has ended; `None` while the job trains."""
     if attempt is None or status not in ("restarting", *ENDED):
         return None
     report = supervisor_report(attempt) if attempt.supervisor is not None else None
@@ -176,7 +176,7 @@ def remedy_after_giving_up(attempt: models.AttemptRecord | None) -> str:
 
 
 def record_supervisor(attempt: models.AttemptRecord, report: SupervisorReport, *, now: float) -> None:
-    """Store what the supervisor does after the attempt has ended."""
+    """Store the supervisor's report after the attempt has ended."""
     attempt.supervisor, attempt.supervisor_report = report.state, msgspec.msgpack.encode(report)
     until = now + min(report.delay_seconds, SUPERVISOR_PATIENCE_SECONDS) + SUPERVISOR_PATIENCE_SECONDS
     attempt.supervisor_until = until if report.state == "restarting" else None

@@ -1,4 +1,4 @@
-"""Values of jobs that operators change while they train: what is in force, and the changes with their states."""
+"""Values of jobs that operators change while they train: values in force, and changes with their states."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _wanted(
 
 
 def record(session: Session, job: models.JobRecord, event: ValueReport, *, current: bool) -> None:
-    """Store what an agent reports; what no script can have defined is ignored."""
+    """Store an agent's report; values that no script can have defined are ignored."""
     given = event.definition
     try:
         definition = value_rules.define(given.name, given.default, given.low, given.high, given.choices)
@@ -145,7 +145,7 @@ _REASON = 300
 
 
 def supersede_by_restore(session: Session, job: str, lineage: int) -> None:
-    """Discard what was wanted before a restore, which began this lineage."""
+    """Discard changes requested before a restore, which began this lineage."""
     _supersede(session, job, "a restore came after it", _changes.made_in_lineage < lineage)
 
 

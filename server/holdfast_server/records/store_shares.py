@@ -65,7 +65,7 @@ def store_id(event: StoreReport) -> str:
 
 
 def record(session: Session, job: str, uid: str, event: StoreReport, *, now: float) -> None:
-    """Store what the current attempt reports of a store, with the time on the server's clock."""
+    """Store the current attempt's report on a store, with the time on the server's clock."""
     store = store_id(event)
     facts = {"address": event.address, "host": event.host, "at": now}
     made = insert(session, models.StoreRecord).values(id=store, **facts)
@@ -95,7 +95,7 @@ def record(session: Session, job: str, uid: str, event: StoreReport, *, now: flo
 
 
 def shares_of(session: Session, job: str) -> tuple[StoreShare, ...]:
-    """Return what a job may write to stores with a limit."""
+    """Return a job's shares of stores with a limit."""
     found = _SHARES.all(session.connection(), {"job": job})
     return tuple(
         StoreShare(
@@ -188,7 +188,7 @@ def _limit(row: models.StoreLimitRecord) -> Limit:
 
 
 def _assign(row: models.StoreWriterRecord, assigned: Assignment, holds_seconds: float, now: float) -> bool:
-    """Store what a job gets; return whether the job has to learn of it."""
+    """Store a job's share; return whether the job must be notified."""
     row.fair_bytes_per_second = assigned.fair_bytes_per_second
     rate = assigned.bytes_per_second
     if rate is None:  # it applies to the next checkpoint, which gets one of its own

@@ -1,4 +1,4 @@
-"""Orders to pause, continue or end training, and what agents report about them."""
+"""Orders to pause, continue or end training, and the reports of agents about them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def report(
     current: bool,
     now: float,
 ) -> None:
-    """Apply a report that training is paused, goes on, ends, or could not end."""
+    """Apply a report that training is paused, continues, ends, or could not end."""
     end_pauses(session, job.name, attempt.uid, at=event.at)
     if event.state == "paused":
         session.add(

@@ -115,7 +115,7 @@ def record(
 
 
 def record_scrub(session: Session, point: models.CheckpointRecord, report: ScrubReport, *, now: float) -> None:
-    """Apply what a scrub found: damage that remains makes the checkpoint damaged, and its repair durable again."""
+    """Apply the result of a scrub: remaining damage makes the checkpoint damaged, and a repair durable again."""
     is_sound = report.state in ("sound", "repaired")
     if not is_sound and point.state == DURABLE:
         point.state, point.reason = "damaged", report.reason

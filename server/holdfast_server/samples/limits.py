@@ -52,7 +52,7 @@ _stored = msgspec.msgpack.Decoder(RecentSamples)
 
 
 def recent_samples(stored: bytes | None) -> RecentSamples:
-    """Decode what is stored of a job."""
+    """Decode the stored samples of a job."""
     return _stored.decode(stored) if stored else RecentSamples()
 
 
