@@ -75,7 +75,7 @@ def end(
 ) -> None:
     """End training after a checkpoint. `holdfast run` does not start it again.
 
-    The script ends with exit status 77, and `holdfast run` with 0. A later start resumes from that checkpoint.
+    The script exits with status 77, and `holdfast run` with 0. A later start resumes from that checkpoint.
 
     Example: holdfast end char-gpt
     """
