@@ -77,7 +77,7 @@ def test_training_of_the_selected_jobs_is_paused_and_continued(jobs):
     assert "Pause training of 2 jobs?" in words(asked.text)
     assert training_order(jobs, "one") is None
     done = act(jobs, "pause_training", "one", "three")
-    assert "2 jobs to be paused" in words(done.text)
+    assert "2 jobs asked to pause" in words(done.text)
     assert "Continue training of 2 jobs…" in words(done.text)
     assert [training_order(jobs, name) for name in ("one", "two", "three")] == ["pause", None, "pause"]
     again = ask(jobs, "pause_training", "one", "two")
