@@ -188,7 +188,7 @@ def test_damage_is_named_and_nothing_offers_to_restore_it(client: TestClient, ag
     says(agent, "damaged", reason=reason)
     page = client.get(PAGE).text
     assert "tensor &lt;b&gt;model.0&lt;/b&gt; does not match its digest" in page
-    assert "Unless parity can repair it, a restart skips it." in page
+    assert "A restart skips it unless parity can repair it." in page
     assert "Restore…</a>" not in page
     assert "damaged" in client.get(JOB).text.partition(f'id="row-{POINT}"')[2].partition("</tr>")[0]
     assert client.get(f"{JOB}/restore?checkpoint={POINT}").status_code == 422

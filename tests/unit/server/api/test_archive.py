@@ -77,7 +77,7 @@ def test_a_job_that_starts_again_is_no_longer_archived(client, jobs, clock):
 def test_ended_jobs_are_deleted_at_once_after_a_question(client, jobs):
     asked = client.post("/fleet/confirm", data={"action": "delete", "job": ["a", "b", "runs"]}).text
     assert "Delete 2 jobs" in asked
-    assert "deleted for good" in asked
+    assert "deleted permanently" in asked
     answer = client.post("/fleet/change", data={"action": "delete", "jobs": "a b runs"}).text
     assert "2 jobs deleted" in answer
     assert listed(client) == (["runs"], 0, 1)

@@ -483,7 +483,7 @@ def test_a_person_sees_the_projects_that_they_may_see(stage):
 
 
 def test_the_page_shows_what_counts_and_estimates_look_like_estimates(big, client, clock):
-    assert "No sums yet" in client.get("/account").text
+    assert "No data yet" in client.get("/account").text
     first_attempt(big, clock)
     second_attempt(big, clock)
     bring_up_to_date(client, clock)
