@@ -14,6 +14,7 @@ import os
 import random
 import sys
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -28,6 +29,7 @@ from holdfast.inventory.script_code import (
     is_reporting,
     loops_around,
     script_frames,
+    within,
 )
 
 COMPARED_ITERATIONS = 4
@@ -37,6 +39,14 @@ PERIOD = 624
 """Numbers are counted modulo the length of the state of the Mersenne Twister."""
 _LEFT, _OFFSET = slice(8, 12), slice(-8, None)
 """Where the states of torch's generators have the count: on the CPU what is left, on a device what is drawn."""
+
+
+class Lines(NamedTuple):
+    """Lines of the script that ran before the loop, and may draw numbers."""
+
+    text: str
+    are_carried: bool
+    """Whether they are those that draw for the next iteration, in a loop whose iterations need not draw alike."""
 
 
 class EarlyDraws:
@@ -49,7 +59,7 @@ class EarlyDraws:
         self._saved: str | None = None
         """The same of the first start, if training resumed."""
         self._resumed_at: list[ScriptFrame] = []
-        self._lines: str | None = None
+        self._lines: Lines | None = None
         self._drawn: list[list[int]] = []
         """Numbers drawn so far, by generator, when the job resumed and after each iteration."""
 
@@ -81,9 +91,9 @@ class EarlyDraws:
         if (lines := _lines_between(created_at, self._resumed_at)) is None:
             return []
         return [
-            f"the script draws random numbers between the creation of the session and the resume ({lines}), from "
-            "generators that it does not seed: they are others at each start, and so is what follows from them, "
-            "such as fixed noise or a split. Seed the generators, or keep what follows in holdfast.Variables"
+            f"the script draws random numbers between the creation of the session and the resume ({lines.text}), "
+            "from generators that it does not seed: they are others at each start, and so is what follows from "
+            "them, such as fixed noise or a split. Seed the generators, or keep what follows in holdfast.Variables"
         ]
 
     @property
@@ -109,11 +119,14 @@ class EarlyDraws:
         ]
         self._drawn = []
         first, *later = counts
-        if first == later[0] or any(each != later[0] for each in later):
+        usual = max(later, key=later.count)
+        if self._lines is None or first == usual:
+            return []
+        if later.count(usual) < (2 if self._lines.are_carried else len(later)):
             return []
         return [
-            f"the script draws random numbers between the resume and its first iteration ({self._lines}): every "
-            "start draws them again, so that they are others after a resume, and those of the iterations, too. "
+            f"the script draws random numbers between the resume and its first iteration ({self._lines.text}): "
+            "every start draws them again, so they are others after a resume, and those of the iterations, too. "
             "Draw them before session.resume() or session.batches(...), or keep what follows from them in "
             "holdfast.Variables"
         ]
@@ -145,11 +158,12 @@ def _frames() -> list[ScriptFrame]:
     return script_frames(lambda code: ("In",) if is_module(code) else (), beyond_libraries=True)[::-1]
 
 
-def _lines_between(before: list[ScriptFrame], after: list[ScriptFrame]) -> str | None:
+def _lines_between(before: list[ScriptFrame], after: list[ScriptFrame]) -> Lines | None:
     """Return the lines that ran between the resume and the loop; `None` if they draw nothing, or are not known."""
     if not (before and after):
         return None  # a library resumes, or ends the iterations
-    found: list[tuple[str, int]] = []
+    found: list[tuple[str, ast.stmt]] = []
+    carried: list[str] | None = None
     common = [one.code is other.code for one, other in zip(before, after, strict=False)]
     depth = common.index(False) if False in common else len(common)
     are_cells = all(frame.is_cell for frames in (before, after) for frame in frames[depth : depth + 1])
@@ -171,17 +185,20 @@ def _lines_between(before: list[ScriptFrame], after: list[ScriptFrame]) -> str |
         first = 0 if number else first_line
         around = [each for each in loops[number] if not each.body[0].lineno <= first <= (each.end_lineno or 0)]
         if any(_does_more_at_times(each, frame.line) for each in around[:1]):
-            return None  # the first iteration need not draw as many numbers as the others
+            carried = list(_carried(around[0]))  # the first iteration need not draw as many numbers as the others
         found += _lines(frame, first, around[0].lineno if around else frame.line)
         if around:
             break
+    if carried is not None:
+        found = [(path, each) for path, each in found if ast.unparse(each) in carried]
     by_file: dict[str, list[int]] = {}
-    for path, line in found:
-        by_file.setdefault(path, []).append(line)
+    for path, statement in found:
+        by_file.setdefault(path, []).append(statement.lineno)
     if not found:
         return None
     is_one = len(by_file) == 1 and not found[0][0].startswith(CELL)
-    return ", ".join(_numbers(lines) if is_one else f"{path} {_numbers(lines)}" for path, lines in by_file.items())
+    texts = (_numbers(lines) if is_one else f"{path} {_numbers(lines)}" for path, lines in by_file.items())
+    return Lines(", ".join(texts), carried is not None)
 
 
 def _numbers(lines: Iterable[int]) -> str:
@@ -194,14 +211,14 @@ def _loops(frame: ScriptFrame) -> list[Loop]:
     return loops_around(function, frame.line) if function is not None else []
 
 
-def _lines_of_cells(before: ScriptFrame, after: ScriptFrame) -> Iterator[tuple[str, int]]:
+def _lines_of_cells(before: ScriptFrame, after: ScriptFrame) -> Iterator[tuple[str, ast.stmt]]:
     """Yield the lines of the cells that ran between two cells of a notebook."""
     for number in range(_number_of_cell(before) + 1, _number_of_cell(after)):
         try:
             tree = ast.parse(before.values["In"][number])
         except (SyntaxError, ValueError, TypeError):
             continue
-        yield from ((f"{CELL} {number}", line) for line in _drawing(tree, 0, sys.maxsize, ()))
+        yield from ((f"{CELL} {number}", each) for each in _drawing(tree, 0, sys.maxsize, ()))
 
 
 def _number_of_cell(frame: ScriptFrame) -> int:
@@ -217,18 +234,32 @@ def _does_more_at_times(loop: Loop, line: int) -> bool:
     return any(not is_reporting(call) for each in conditions for part in each.body for call in calls_in(part))
 
 
-def _lines(frame: ScriptFrame, first: int, last: int) -> Iterator[tuple[str, int]]:
-    """Yield the lines between two in a function that call something which may draw a number."""
+def _carried(loop: Loop) -> Iterator[str]:
+    """Yield the assignments of a loop to variables that its next iteration reads first, such as the next batch."""
+    first: dict[str, ast.Name] = {}
+    for each in within(loop):
+        if isinstance(each, ast.Name) and each.lineno < first.setdefault(each.id, each).lineno:
+            first[each.id] = each
+    for each in within(loop):
+        if isinstance(each, ast.Assign):
+            parts = (part for target in each.targets for part in ast.walk(target))
+            names = [first[part.id] for part in parts if isinstance(part, ast.Name)]
+            if any(isinstance(name.ctx, ast.Load) and name.lineno < each.lineno for name in names):
+                yield ast.unparse(each)
+
+
+def _lines(frame: ScriptFrame, first: int, last: int) -> Iterator[tuple[str, ast.stmt]]:
+    """Yield the statements between two lines of a function that call something which may draw a number."""
     function = function_of(frame.code)
     if function is not None:
         name = os.path.basename(frame.code.co_filename)
         if frame.is_cell:
             name = f"{CELL} {_number_of_cell(frame)}"
-        yield from ((name, line) for line in _drawing(function, first, last, (first, frame.line)))
+        yield from ((name, each) for each in _drawing(function, first, last, (first, frame.line)))
 
 
-def _drawing(function: ast.AST, first: int, last: int, places: tuple[int, ...]) -> Iterator[int]:
-    """Yield the lines between two that call something, in branches only that have one of `places`.
+def _drawing(function: ast.AST, first: int, last: int, places: tuple[int, ...]) -> Iterator[ast.stmt]:
+    """Yield the statements between two lines that call something, in branches only that have one of `places`.
 
     What depends on another condition is left out: a script makes there what no checkpoint has yet.
     """
@@ -244,7 +275,7 @@ def _drawing(function: ast.AST, first: int, last: int, places: tuple[int, ...]) 
             left.append(each)
             is_simple = first < each.lineno < last and not hasattr(each, "body")
             if is_simple and not all(map(is_reporting, calls_in(each))):
-                yield each.lineno
+                yield each
 
 
 def _has_any(branch: list[ast.stmt], lines: tuple[int, ...]) -> bool:

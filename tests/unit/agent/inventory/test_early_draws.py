@@ -36,10 +36,20 @@ def shuffled_after_batches(job):
         job.end(loss)
 
 
-@pytest.mark.parametrize(
-    ("loop", "code"), [(noise_after_resume, "torch.randn(2, 2)"), (shuffled_after_batches, "shuffle")]
-)
-def test_random_numbers_between_the_resume_and_the_loop_are_named(loop, code, tmp_path, caplog):
+def next_batch_in_advance(job):
+    job.session.resume()
+    batch = torch.randn(2, 2)
+    while job.session.iteration < 12:
+        if job.session.iteration % 5 == 0:
+            job.model(torch.rand(4, 2))  # an evaluation
+        loss = job.backward(batch)
+        batch = torch.randn(2, 2)
+        job.update()
+        job.end(loss)
+
+
+@pytest.mark.parametrize("loop", [noise_after_resume, shuffled_after_batches, next_batch_in_advance])
+def test_random_numbers_between_the_resume_and_the_loop_are_named(loop, tmp_path, caplog):
     run(loop, tmp_path, 4)
     assert DRAWN not in caplog.text
     run(loop, tmp_path)
@@ -78,7 +88,21 @@ def evaluating_at_the_top(job):
         job.end(loss)
 
 
-@pytest.mark.parametrize("loop", [noise_before_resume, noise_within_the_iteration, evaluating_at_the_top])
+def scaled_and_evaluating(job):
+    batches = job.session.batches(job.loader, epochs=None)
+    scale = job.model(torch.ones(2)).item() * 0
+    for step in range(job.session.iteration, 12):
+        if step % 4 == 0:
+            job.model(torch.rand(4, 2))
+        scale = job.model(torch.ones(2)).item() * 0
+        loss = job.backward(next(batches) + scale + 0.1 * torch.randn(2, 2))
+        job.update()
+        job.end(loss)
+
+
+@pytest.mark.parametrize(
+    "loop", [noise_before_resume, noise_within_the_iteration, evaluating_at_the_top, scaled_and_evaluating]
+)
 def test_random_numbers_of_an_iteration_or_before_the_resume_are_not_named(loop, tmp_path, caplog):
     run(loop, tmp_path, 4)
     run(loop, tmp_path)
