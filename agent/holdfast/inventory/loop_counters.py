@@ -5,6 +5,7 @@ Each checkpoint holds their values. After a resume they are compared, and one on
 
 from __future__ import annotations
 
+import argparse
 import ast
 import functools
 import types
@@ -120,10 +121,14 @@ class LoopCounters:
                 and not change % divisor
             )
 
+        def is_off(test: ast.AST) -> bool:
+            holder = resolve(test.value, reading.frame.values) if isinstance(test, ast.Attribute) else None
+            return isinstance(holder, argparse.Namespace) and resolve(test, reading.frame.values) is False
+
         found: ast.AST | None = None
         if counter.limit is not None and reading.limit == tuple(was[1:]) and not self._is_in_place:
             found = counter.limit
-        found = found or Dependents(function, counter.text, is_same).first()
+        found = found or Dependents(function, counter.text, is_same, is_off).first()
         if found is None:
             return None
         how = "goes on after the restore" if self._is_in_place else "counts from its start again after the resume"
@@ -173,6 +178,8 @@ def _names(code: types.CodeType) -> frozenset[str]:
             found.append(each.right)
         elif isinstance(each, ast.Assign):
             found += each.targets
+        elif isinstance(each, ast.If) and isinstance(each.test, ast.Attribute):
+            found.append(each.test)
     parts = (part for each in found for part in (each, *within(each)))
     return frozenset(name for part in parts if (name := root_of(part)) is not None)
 

@@ -207,10 +207,17 @@ class Dependents:
         function: the syntax tree of the function.
         variable: text of the variable, such as `i` or `self.step`.
         is_same: returns whether an expression has the same value in spite of a change of the variable.
+        is_off: returns whether a condition is an option that is off, so that its branch does not run.
     """
 
-    def __init__(self, function: ast.AST, variable: str, is_same: Callable[[ast.BinOp], bool]) -> None:
-        self._function, self._is_same = function, is_same
+    def __init__(
+        self,
+        function: ast.AST,
+        variable: str,
+        is_same: Callable[[ast.BinOp], bool],
+        is_off: Callable[[ast.AST], bool],
+    ) -> None:
+        self._function, self._is_same, self._is_off = function, is_same, is_off
         self._variable, self._tainted = variable, {variable}
         self._found: ast.AST | None = None
         self._is_condition = False
@@ -236,6 +243,9 @@ class Dependents:
         head = next((each for each in heads if each is not None), None)
         blocks = [getattr(statement, name, []) for name in ("body", "orelse", "finalbody")]
         blocks += [each.body for each in (*getattr(statement, "handlers", []), *getattr(statement, "cases", []))]
+        if isinstance(statement, ast.If) and self._is_off(statement.test):
+            self._visit(statement.orelse, is_under=is_under)
+            return
         if any(blocks):
             is_read = head is not None and self._reads(head)
             if is_read and isinstance(statement, (ast.For, ast.AsyncFor)):

@@ -1,5 +1,6 @@
 """Counters of a loop that begin again after a resume."""
 
+import argparse
 import gc
 import json
 from datetime import datetime
@@ -100,6 +101,18 @@ def logging_by_it(job):
         job.end(loss)
 
 
+def stopping_after_it_with_an_option_that_is_off(job):
+    args = argparse.Namespace(dry_run=False)
+    for i, batch in enumerate(job.session.batches(job.loader, epochs=1)):
+        loss = job.backward(batch)
+        job.update()
+        if i % 3 == 2:
+            print(i)
+            if args.dry_run:
+                break
+        job.end(loss)
+
+
 def named_in_a_comprehension(job):
     labels = [i % 3 for i in range(7)]
     for i, batch in enumerate(job.session.batches(job.loader, epochs=len(labels) // 7)):
@@ -180,6 +193,7 @@ def several_updates(job):
     ("loop", "dies"),
     [
         (logging_by_it, 5),
+        (stopping_after_it_with_an_option_that_is_off, 5),
         (named_in_a_comprehension, 5),
         (of_batches_of_different_sizes, 5),
         (tidying, 5),
