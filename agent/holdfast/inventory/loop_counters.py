@@ -23,6 +23,7 @@ from holdfast.inventory.script_code import (
     root_of,
     script_frames,
     source_line,
+    whole_number,
     within,
 )
 
@@ -94,7 +95,9 @@ class LoopCounters:
             if key in self._reported or before is None or not was or reading.value < before:
                 continue
             if reading.counter.begins_again and epoch_advanced is not False:
-                continue
+                goes_on = epoch_advanced is None and reading.limit == tuple(was[1:])
+                if not (goes_on and was[0] + 2 * (reading.value - before) in range(*reading.limit or (0,))):
+                    continue
             if before > was[0] and not self._is_in_place:
                 continue  # it goes on
             change = was[0] + reading.value - before - before
@@ -158,8 +161,9 @@ def _readings() -> dict[str, Reading]:
 
 
 def _limit(counter: Counter, frame: ScriptFrame) -> tuple[int, ...] | None:
-    values = [resolve(each, frame.values) for each in counter.limit.args] if counter.limit is not None else []
-    return tuple(values) if values and all(type(each) is int for each in values) else None
+    values = [whole_number(each, frame.values) for each in counter.limit.args] if counter.limit is not None else []
+    known = tuple(each for each in values if each is not None)
+    return known if values and len(known) == len(values) else None
 
 
 @functools.lru_cache(64)
@@ -195,8 +199,9 @@ def _counters(code: types.CodeType, line: int) -> tuple[Counter, ...]:
     loops = _loops(code, line)
     found: dict[str, Counter] = {}
     for depth, loop in enumerate(loops):
-        if isinstance(loop, ast.For) and (counted := _counted(loop)) is not None:
-            found.setdefault(counted[0], Counter(*counted[1:], depth > 0))
+        if isinstance(loop, ast.For):
+            for name, limit in _counted(loop.target, loop.iter):
+                found.setdefault(name.id, Counter(name, name.id, limit, depth > 0))
     assigned = [text for loop in loops for text in _assigned(loop)]
     for loop in loops:
         for target in _increased(loop):
@@ -205,20 +210,20 @@ def _counters(code: types.CodeType, line: int) -> tuple[Counter, ...]:
     return tuple(found.values())
 
 
-def _counted(loop: ast.For) -> tuple[str, ast.AST, str, ast.Call | None] | None:
-    """Return the counter of a `for` over `enumerate`, `range` or `count`, also within `tqdm`."""
-    call: ast.AST = loop.iter
+def _counted(target: ast.AST, iterated: ast.AST) -> Iterator[tuple[ast.Name, ast.Call | None]]:
+    """Yield the counters of a `for` over `enumerate`, `range` or `count`, also within `tqdm`, with the `range`."""
+    call = iterated
     while isinstance(call, ast.Call):
         name = getattr(call.func, "attr", None) or getattr(call.func, "id", "")
+        inner = call.args[0] if call.args else ast.Pass()
+        if name == "enumerate" and isinstance(target, ast.Tuple):
+            yield from _counted(target.elts[-1], inner)
+            target = target.elts[0]
         if name in _COUNTING:
-            target: ast.AST = loop.target
-            if name == "enumerate":
-                target = target.elts[0] if isinstance(target, ast.Tuple) else ast.Pass()
-            if not isinstance(target, ast.Name):
-                return None
-            return target.id, target, target.id, call if name in ("range", "trange") else None
-        call = call.args[0] if call.args else ast.Pass()
-    return None
+            if isinstance(target, ast.Name):
+                yield target, call if name in ("range", "trange") else None
+            return
+        call = inner
 
 
 def _increased(loop: ast.AST) -> Iterator[ast.AST]:

@@ -9,11 +9,14 @@ import ast
 import functools
 import inspect
 import linecache
+import operator
 import sys
 import sysconfig
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
+
+import torch
 
 from holdfast.inventory.attribute_walk import LIBRARIES, is_ignored, split_names, words_of
 from holdfast.state.references import attributes
@@ -44,6 +47,13 @@ _METHODS = split_names("train eval to cuda batches resume every config")
 """Names of methods that draw no number."""
 _CONTAINERS = split_names("zeros empty full list dict defaultdict deque zeros_like ones")
 """Names of functions that make what is filled afterwards."""
+_SIZED = (list, tuple, str, bytes, dict, range)
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
 Loop = ast.For | ast.While | ast.AsyncFor
 Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
@@ -176,6 +186,36 @@ def resolve(node: ast.AST, values: dict[str, Any]) -> Any:
             found = resolve(holder, values)
             return dict.get(found, key, MISSING) if type(found) is dict else MISSING
     return MISSING
+
+
+def whole_number(node: ast.AST, values: dict[str, Any]) -> int | None:
+    """Return the value of an expression of whole numbers and sizes, such as `len(data) // 8`, `x.size(0) - 1`."""
+    match node:
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            one, other = whole_number(left, values), whole_number(right, values)
+            if one is None or other is None or (other == 0 and isinstance(op, ast.FloorDiv)):
+                return None
+            return _OPERATORS[type(op)](one, other)
+        case ast.Call(func=ast.Name(id="len"), args=[held]):
+            found = resolve(held, values)
+            return len(found) if type(found) in _SIZED or (_is_array(found) and found.ndim) else None
+        case (
+            ast.Call(func=ast.Attribute(value=held, attr="size"), args=[ast.Constant(value=int(axis))])
+            | ast.Subscript(
+                value=ast.Call(func=ast.Attribute(value=held, attr="size"), args=[]),
+                slice=ast.Constant(value=int(axis)),
+            )
+            | ast.Subscript(value=ast.Attribute(value=held, attr="shape"), slice=ast.Constant(value=int(axis)))
+        ):
+            found = resolve(held, values)
+            return int(found.shape[axis]) if _is_array(found) and axis < found.ndim else None
+    found = resolve(node, values)
+    return found if type(found) is int else None
+
+
+def _is_array(item: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return type(item) is torch.Tensor or (numpy is not None and type(item) is numpy.ndarray)
 
 
 def root_of(node: ast.AST) -> str | None:

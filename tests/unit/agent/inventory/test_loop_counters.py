@@ -1,6 +1,7 @@
 """Counters of a loop that begin again after a resume."""
 
 import argparse
+import ast
 import gc
 import json
 from datetime import datetime
@@ -8,6 +9,7 @@ from datetime import datetime
 import pytest
 import torch
 
+from holdfast.inventory.script_code import whole_number
 from tests.support.killed_job import is_exact, run
 
 COUNTER = "counter `"
@@ -69,6 +71,20 @@ def stopped_by_it(job):
             break
 
 
+def over_slices_of_the_data(job):
+    data = torch.rand(20, 2, generator=torch.Generator().manual_seed(0))
+
+    def train():
+        for _number, i in enumerate(range(0, data.size(0), 2)):
+            loss = job.backward(data[i : i + 2])
+            job.update()
+            job.end(loss)
+
+    job.session.resume()
+    for _epoch in range(job.session.iteration // 10, 2):
+        train()
+
+
 @pytest.mark.parametrize(
     ("loop", "line"),
     [
@@ -78,6 +94,7 @@ def stopped_by_it(job):
         (last_of_the_epoch, "`if i % 3 == 2 or i == len(job.loader) - 1:`"),
         (a_number_of_iterations, "`for _step in range(10):`"),
         (stopped_by_it, "`if step >= 10:`"),
+        (over_slices_of_the_data, "`for _number, i in enumerate(range(0, data.size(0), 2)):`"),
     ],
 )
 def test_a_counter_that_begins_again_is_named_once_with_what_depends_on_it(loop, line, tmp_path, caplog):
@@ -150,6 +167,22 @@ def aligned(job):
         if number % 4 == 0 or not job.loader.batches_left(epochs=3):
             job.update()
             job.end(loss)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("len(x) // n", 3), ("x.size(0) - 1", 5), ("x.size()[1]", 2), ("x.shape[1] * n", 4), ("len(names)", 2),
+        ("x.size(2)", None), ("n // 0", None), ("len(own)", None), ("n / 2", None), ("f(n)", None), ("True", None),
+    ],
+)  # fmt: skip
+def test_sizes_are_read_without_code_of_the_script(text, value):
+    class Own(list):
+        def __len__(self):
+            raise AssertionError
+
+    values = {"x": torch.zeros(6, 2), "n": 2, "names": ["a", "b"], "own": Own()}
+    assert whole_number(ast.parse(text, mode="eval").body, values) == value
 
 
 def by_the_session(job):
