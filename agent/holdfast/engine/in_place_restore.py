@@ -165,10 +165,12 @@ class InPlaceRestore:
         self._reporter.notice("error", "restore", f"restore of {checkpoint} refused: {error}")
 
     def _why_not_in_place(self, target: CheckpointToRestore) -> str | None:
-        loader = None
+        loader, epoch = None, 0
         with contextlib.suppress(OSError, HoldfastError):  # loading it will say what is wrong with it
-            loader = target.manifest.state["session"]["loader"]
-        return self._training.obstacle_to_restore(loader)
+            session = target.manifest.state["session"]
+            loader = session["loader"]
+            epoch = session["loaders"][loader].get("epoch", 0) if loader >= 0 else 0
+        return self._training.obstacle_to_restore(loader, epoch)
 
     def _save_current_state(self, target: CheckpointToRestore) -> str:
         """Make the current state durable, and return its checkpoint.

@@ -110,6 +110,8 @@ class Training:
         self._enclosed: set[str] = set()
         """Keywords of loaders of other libraries that a counted iterable draws from: its count includes them."""
         self._current = -1  # index of the loader in use
+        self._called_again_at: int | None = None
+        """The epoch in which the script last called `session.batches` again for a loader, as for each epoch."""
         self._loaded: list[dict[str, Any]] = []
         """Positions from a checkpoint, also for loaders that the script has not used yet."""
         self._loaded_settings: list[dict[str, Any]] = []
@@ -323,6 +325,8 @@ class Training:
             if not isinstance(loader, DataLoader):
                 self._enclosed.update(given_within(loader, self.registry.given))
             self._name_loader_differences(loader, number)
+        else:
+            self._called_again_at = self._loaders[number][1].epoch
         return number, self._loaders[number][1]
 
     def _name_loader_differences(self, loader: Iterable[Any], number: int) -> None:
@@ -517,10 +521,11 @@ class Training:
         different = describe(self.registry.differences(trees, shapes))
         return [*left, *different, *self.registry.reordered(trees, shapes)]
 
-    def obstacle_to_restore(self, loader: int | None = None) -> str | None:
+    def obstacle_to_restore(self, loader: int | None = None, epoch: int = 0) -> str | None:
         """Say why the running script cannot be restored in place; `None` if it can.
 
-        `loader` is the index of the one in use when the checkpoint was taken; `None` for the current one.
+        `loader` is the index of the one in use when the checkpoint was taken; `None` for the current one. `epoch`
+        is its epoch there.
         """
         if self.replays_updates:
             return "a CUDA graph of this script replays an optimizer step in memory that a restore would replace"
@@ -533,6 +538,11 @@ class Training:
                 "this script neither draws batches from session.batches(...) nor keeps its position in "
                 "holdfast.Variables, so the running loop would continue with other data: give "
                 "loop=holdfast.Variables() if the loop counts session.iteration"
+            )
+        if self._called_again_at is not None and epoch < self._called_again_at:
+            return (
+                "this script calls session.batches for each epoch, and would not repeat what it does between the "
+                "calls, such as a step of a schedule: a loop over one call for all epochs can be restored in place"
             )
         for _, cursor in self._loaders:
             if cursor.shared_iterator is not None:

@@ -657,6 +657,21 @@ def test_a_restore_of_the_script_names_the_way_out(tmp_path, caplog):
     session._close("SIGKILL")
 
 
+def test_a_loop_with_a_call_for_each_epoch_is_restored_in_place_within_its_epoch(tmp_path, caplog):
+    caplog.set_level("INFO", "holdfast")
+    session = holdfast.Session("job", store=tmp_path, every=1, model=torch.nn.Linear(1, 1))
+    each, targets = loader(1), {8: 6, 9: 2}
+    for epoch in range(2):
+        for _ in session.batches(each, epochs=epoch + 1):
+            session.step()
+            session.wait(300)
+            if target := targets.pop(session.iteration, None):
+                session.restore(target)
+    assert caplog.text.count("refused: this script calls session.batches for each epoch") == 1
+    assert "restored to iteration 6" in caplog.text
+    session._close("SIGKILL")
+
+
 def evaluates(job, *loaders):
     job.model.eval()
     with torch.no_grad():
