@@ -13,14 +13,18 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from holdfast.data.loader import DataLoader
 from holdfast.data.reachable import lacking_states
 from holdfast.inventory.changing_state import ChangingState
+from holdfast.inventory.drawn_iterators import unsaved_iterators
 from holdfast.inventory.draws import DrawnBatches
 from holdfast.inventory.early_draws import EarlyDraws
 from holdfast.inventory.loop_counters import LoopCounters
 from holdfast.inventory.missing_state import missing
 from holdfast.inventory.unsaved_objects import UnsavedObjects
 from holdfast.state.registry import CapturedState, Registry
+from holdfast.state.variables import Variables
 
 logger = logging.getLogger("holdfast")
+DRAWING_ITERATION = 2
+"""Iteration of an attempt after which what its loop draws from is looked at."""
 
 
 class Inventory:
@@ -37,6 +41,7 @@ class Inventory:
         self._changing = ChangingState(registry)
         self._draws = DrawnBatches()
         self._counters, self._early = LoopCounters(), EarlyDraws()
+        self._iterations = 0
         self._epochs: list[int] | None = None
         """Epochs of the loaders at the resume, while what the script's loop does after it is compared."""
         self._seeds: str | None = None
@@ -130,6 +135,12 @@ class Inventory:
         knows_loaders = knows_loaders or bool(self._drawn_from or self._known_loaders)  # unsaved ones are named
         found = self._draws.iteration_ended(loaders, batches, is_resumed=is_resumed, knows_loaders=knows_loaders)
         self._messages += [("loader", each) for each in found]
+        self._iterations += 1
+        if self._iterations == DRAWING_ITERATION and not (knows_loaders or self._has_variables()):
+            self._note(unsaved_iterators)
+
+    def _has_variables(self) -> bool:
+        return any(isinstance(each, Variables) for each in self._registry.given.values())
 
     def found(self, iteration: int, loaders: Callable[[], Collection[Any]]) -> list[tuple[str, str]]:
         """Describe what was found since the last call, each once, with the codes of notices.
