@@ -10,6 +10,7 @@ import functools
 import inspect
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -33,8 +34,13 @@ T = TypeVar("T")
 
 def say(*lines: str, error: bool = False) -> None:
     """Print lines to stdout or stderr, with control characters escaped. No command prints in another way."""
-    for line in lines or ("",):
-        print(escaped(line), file=sys.stderr if error else sys.stdout, flush=True)
+    stream = sys.stderr if error else sys.stdout
+    try:
+        for line in lines or ("",):
+            print(escaped(line), file=stream, flush=True)
+    except BrokenPipeError:  # the reader has ended, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # the interpreter flushes the stream again
+        raise typer.Exit(EXIT_REFUSED) from None
 
 
 def complain(message: str) -> None:
