@@ -139,7 +139,7 @@ def policy(
     no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
-    """Choose the interval policy: checkfreq, goodput, young-daly or fixed.
+    """Choose the interval policy: goodput, checkfreq, young-daly, coci or fixed.
 
     checkfreq takes checkpoints as often as the budget allows. goodput also weighs what failures cost and chooses
     the interval that finishes the job soonest, within the budget. `holdfast plan --job JOB` compares them.
