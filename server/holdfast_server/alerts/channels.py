@@ -13,7 +13,7 @@ from holdfast.protocol.administration import AlertChannel
 from holdfast_server import models
 from holdfast_server.accounts.projects import require_project
 from holdfast_server.alerts import routing
-from holdfast_server.alerts.channel_kinds.kind import CHANNEL_KINDS, ChannelKind, kind_for, kind_of
+from holdfast_server.alerts.channel_kinds.kind import ChannelKind, channel_kinds, kind_for, kind_of
 from holdfast_server.alerts.conditions import SEVERITIES
 from holdfast_server.core.alert_settings import AlertSettings
 from holdfast_server.core.encoding import answer_from
@@ -139,9 +139,10 @@ def _parse_severity(text: str) -> str:
 
 def _parse_target(target: str, kind: str, settings: AlertSettings) -> tuple[ChannelKind, str]:
     """Return the kind of the channel, and the target as it is stored."""
-    if kind not in ("", *CHANNEL_KINDS):
-        raise InvalidSetting("kind", f"kind {kind[:80]!r} is not one of {', '.join(CHANNEL_KINDS)}")
-    chosen = CHANNEL_KINDS[kind] if kind else kind_for(target)
+    kinds = channel_kinds()
+    if kind not in ("", *kinds):
+        raise InvalidSetting("kind", f"kind {kind[:80]!r} is not one of {', '.join(kinds)}")
+    chosen = kinds[kind] if kind else kind_for(target)
     return chosen, chosen.parse_target(target, settings)
 
 

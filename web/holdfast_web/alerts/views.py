@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from holdfast.protocol.administration import Alert, AlertChannel, AlertDelivery, AlertFilter, AlertRule, AlertStep
 from holdfast.units import duration
 from holdfast_server.alerts import channels, deliveries, incidents, routing, rules
-from holdfast_server.alerts.channel_kinds.kind import CHANNEL_KINDS, ChannelKind
+from holdfast_server.alerts.channel_kinds.kind import ChannelKind, channel_kinds
 from holdfast_server.alerts.conditions import KINDS, SEVERITIES, RuleKind
 from holdfast_server.core.alert_settings import AlertSettings
 from holdfast_server.core.principal import Principal, Role
@@ -149,7 +149,7 @@ class ChannelsPage(View):
     project: str
     channels: list[ChannelLog]
     severities: tuple[str, ...] = SEVERITIES
-    services: Mapping[str, ChannelKind] = field(default_factory=lambda: CHANNEL_KINDS)
+    services: Mapping[str, ChannelKind] = field(default_factory=channel_kinds)
     mail: bool
     webhooks: bool
     now: float

@@ -1,10 +1,22 @@
-"""What a kind of channels is, and where it is registered."""
+"""What a kind of channels is, and where it is registered.
+
+Other packages add kinds as entry points of the group `holdfast.alert_channels`:
+
+    [project.entry-points."holdfast.alert_channels"]
+    acme = "my_package:AcmeChannel"
+
+Each names a subclass of `ChannelKind`. The server loads them when it first needs a kind.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from typing import ClassVar, TypeVar
 from urllib.parse import urlsplit
 
@@ -13,7 +25,10 @@ from holdfast_server.alerts.messages import AlertMessage
 from holdfast_server.core.alert_settings import AlertSettings
 from holdfast_server.core.errors import InvalidSetting, WebhooksDisabled
 
+logger = logging.getLogger(__name__)
+
 K = TypeVar("K", bound="type[ChannelKind]")
+GROUP = "holdfast.alert_channels"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +126,7 @@ class HttpChannel(ChannelKind):
 
 
 class MissingKind(ChannelKind):
-    """Stands for a kind of a stored channel that this server lacks, as after a downgrade."""
+    """Stands for a kind of a stored channel that this server lacks: after a downgrade, or without its package."""
 
     def recognizes(self, target: str) -> bool:
         return False
@@ -124,25 +139,48 @@ class MissingKind(ChannelKind):
 
     async def send(self, outgoing: OutgoingMessage, settings: AlertSettings, lookup: egress.Lookup) -> None:
         raise egress.UrlBlocked(
-            "this server does not support this kind of channel: remove it, or update the server"
+            "this server does not support this kind of channel: remove it, update the server, or install its package"
         )
 
 
-CHANNEL_KINDS: dict[str, ChannelKind] = {}
-"""All kinds by name, in the order of their modules."""
+_BUILT_IN: dict[str, ChannelKind] = {}
 
 
 def register(kind: K) -> K:
-    CHANNEL_KINDS[kind.name] = kind()
+    _BUILT_IN[kind.name] = kind()
+    return kind
+
+
+@functools.cache
+def channel_kinds() -> Mapping[str, ChannelKind]:
+    """Return all kinds by name: those of this package, in the order of their modules, and those of others."""
+    installed = (kind for entry in entry_points(group=GROUP) if (kind := _load(entry)) is not None)
+    return {**_BUILT_IN, **{kind.name: kind for kind in installed}}
+
+
+def _load(entry: EntryPoint) -> ChannelKind | None:
+    """Load a kind of another package; log the reason if that fails."""
+    try:
+        loaded = entry.load()
+        if not (inspect.isclass(loaded) and issubclass(loaded, ChannelKind)):
+            raise TypeError("not a subclass of ChannelKind")
+        if loaded.name in _BUILT_IN:
+            raise ValueError(f"{loaded.name!r} is the name of a kind of this package")
+        if not all(isinstance(getattr(loaded, name, None), str) for name in ("title", "target")):
+            raise TypeError("has no title or no target, which the pages show")
+        kind: ChannelKind = loaded()
+    except Exception:  # keep the server running: another package's code may raise anything
+        logger.exception("alert channel %s (%s) cannot be loaded", entry.name, entry.value)
+        return None
     return kind
 
 
 def kind_of(name: str) -> ChannelKind:
     """Return the kind of a stored channel."""
-    return CHANNEL_KINDS.get(name) or MissingKind()
+    return channel_kinds().get(name) or MissingKind()
 
 
 def kind_for(target: str) -> ChannelKind:
     """Return the kind that recognizes a target; a target of no known service is a webhook."""
-    recognized = (kind for kind in CHANNEL_KINDS.values() if kind.recognizes(target))
-    return next(recognized, CHANNEL_KINDS["webhook"])
+    recognized = (kind for kind in channel_kinds().values() if kind.recognizes(target))
+    return next(recognized, channel_kinds()["webhook"])
