@@ -434,6 +434,20 @@ def test_a_job_without_checkpoints_says_when_one_is_due(open_page: Open, served)
     expect(note).to_have_text("No checkpoint yet; the first is due once the first iterations are profiled")
 
 
+def test_the_first_checkpoint_of_a_resumed_attempt_is_due_an_interval_after_its_start(
+    open_page: Open, served: Served
+) -> None:
+    resumed = served.agent(
+        f"line-{next(numbers)}", started_at=time.time() - 60, interval=500, attempt=2, iteration=782
+    )
+    resumed.last_checkpoint = 782
+    resumed.start(resumed_from="000000000782-1")
+    resumed.train(60)  # up to its first report of the interval
+    resumed.send()
+    note = drawn(open_page, resumed).locator('[data-lane="pipeline"] .lane-value')
+    expect(note).to_have_text("No checkpoint yet; the first is due at iteration 1,282, 842 done")
+
+
 def saved(page: Page, name: str, folder: Path) -> bytes:
     page.locator("[data-part=export] summary").click()
     with page.expect_download() as caught:

@@ -359,13 +359,14 @@ export class PipelineLane extends CanvasLane {
   }
 
   #none() {
-    const { checkpoints_total: total, paced, lastIteration } = this.model;
+    const { checkpoints_total: total, paced, firstIteration, lastIteration } = this.model;
     if (total > 0 || this.view.from > this.model.extent[0]) return "No checkpoints in this window";
     const { interval, interval_seconds: seconds } = paced.at(-1) ?? {};
     if (paced.length === 0) return "No checkpoint yet; the first is due once the first iterations are profiled";
     if (seconds != null) return `No checkpoint yet; the first is due after ${duration(seconds)}`;
     if (interval == null) return "No checkpoint yet; checkpoints are paused";
-    return `No checkpoint yet; the first is due at iteration ${count(interval)}, ${count(lastIteration)} done`;
+    const start = Math.max(0, firstIteration - 1); // an attempt that resumed counts the interval from there
+    return `No checkpoint yet; the first is due at iteration ${count(start + interval)}, ${count(lastIteration)} done`;
   }
 
   /** Draw the duration of each checkpoint, or of the slowest of a step, up to the next one if that is closer than a glyph. */

@@ -266,6 +266,7 @@ export function modelOf(timeline) {
     ...timeline, axis, checkpoints, secondsPerIteration, currentLineage: current, current: [newest?.iteration ?? timeline.extent[0], ended],
     extent: axis === "time" ? [timeline.times[0], quiet[0]?.to ?? end] : timeline.extent,
     end: axis === "time" ? end : timeline.extent[1],
+    firstIteration: timeline.extent[0],
     lastIteration: timeline.extent[1],
     spans: assignRows(spans, 3),
     annotations: timeline.annotations.map((row) => ({ ...row, x: axis === "time" ? row.at : row.iteration })),
