@@ -1,4 +1,4 @@
-"""Tests that a store or a file transform of your own must pass; they need pytest.
+"""Tests that a store or a file transform of your own must pass; pytest, NumPy and safetensors run them.
 
     from holdfast.testing import StoreContract
 
