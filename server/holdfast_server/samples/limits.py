@@ -166,6 +166,8 @@ def _newest(values: Sequence[float]) -> float:
 
     It is nan if the last measured value is older than twice the usual distance between measured values.
     """
+    if not math.isnan(values[-1]):  # as usual
+        return values[-1]
     places = [place for place, value in enumerate(values) if not math.isnan(value)]
     if not places or 2 * sum(map(math.isfinite, values)) > len(values):  # none measured, or not sparse
         return values[-1]
