@@ -248,7 +248,8 @@ def _set_up(connection: DBAPIConnection, *, reads_only: bool) -> None:
         f"busy_timeout={BUSY_TIMEOUT_MILLISECONDS}",
         f"wal_autocheckpoint={CHECKPOINT_PAGES}",
         "foreign_keys=ON",
-        *(["query_only=ON", f"cache_size=-{READERS_CACHE_KIB}"] if reads_only else []),
+        # the writer's savepoints stay in memory: SQLite otherwise creates a file for each that changes over 64 KB
+        *(["query_only=ON", f"cache_size=-{READERS_CACHE_KIB}"] if reads_only else ["temp_store=MEMORY"]),
     ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()

@@ -62,15 +62,15 @@ def jobs(database):
 @ON_SQLITE
 def test_connections_are_durable_checked_and_patient(database):
     def pragmas(session):
-        names = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+        names = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout", "temp_store")
         return [session.scalar(text(f"PRAGMA {name}")) for name in names]
 
     def scenario(database):
         with database.read() as session:
-            assert pragmas(session) == ["wal", 2, 1, 5000]
+            assert pragmas(session) == ["wal", 2, 1, 5000, 0]
         return database.write(pragmas)
 
-    assert run(database, scenario) == ["wal", 2, 1, 5000]
+    assert run(database, scenario) == ["wal", 2, 1, 5000, 2]  # savepoints in memory
 
 
 @ON_POSTGRES
