@@ -69,18 +69,19 @@ def _by_bucket(samples: Table) -> Iterator[dict[str, Any]]:
         of_it = samples if len(found) == 1 else samples.rows(buckets == bucket)
         iteration, at = of_it.iteration, of_it.at
         spans = of_it.values[1 : len(BUILT_IN)]
-        seconds, stalls, data = np.where(np.isfinite(spans), spans, 0.0)
+        spans = np.where(np.isfinite(spans), spans, 0.0)
+        seconds, stalls, data = spans.sum(axis=1).tolist()
         yield {
             "bucket": bucket,
             "first_iteration": int(iteration[0]),
             "last_iteration": int(iteration[-1]),
-            "begins_at": max(0.0, float((at - seconds).min())),
+            "begins_at": max(0.0, float((at - spans[0]).min())),
             "ends_at": float(at.max()),
             "iterations": len(of_it),
-            "seconds": float(seconds.sum()),
-            "longest_seconds": float(seconds.max()),
-            "stall_seconds": float(stalls.sum()),
-            "data_seconds": float(data.sum()),
+            "seconds": seconds,
+            "longest_seconds": float(spans[0].max()),
+            "stall_seconds": stalls,
+            "data_seconds": data,
             "barrier_iterations": 0,
             "barrier_seconds": 0.0,
         }

@@ -57,12 +57,13 @@ class Rollup:
 
 def of_table(table: Table, width: int) -> Rollup:
     starts = _starts(table.iteration // width)
+    ends = _ends(starts, len(table))
     values = table.values
     finite = np.isfinite(values)
     made = Rollup(
         first=table.iteration[starts],
-        last=table.iteration[_ends(starts, len(table))],
-        rows=_ends(starts, len(table)) - starts + 1,
+        last=table.iteration[ends],
+        rows=ends - starts + 1,
         stats=np.empty((len(starts), len(values), 4)),
         odd=np.zeros((len(starts), len(values), 3), np.int64),
     )
@@ -75,7 +76,7 @@ def of_table(table: Table, width: int) -> Rollup:
     made.stats[:, :, MAXIMUM] = np.maximum.reduceat(high, starts, axis=1).T
     with np.errstate(over="ignore"):
         made.stats[:, :, SUM] = np.add.reduceat(amount, starts, axis=1).T
-    made.stats[:, :, LAST] = values[:, _ends(starts, len(table))].T
+    made.stats[:, :, LAST] = values[:, ends].T
     return made
 
 
@@ -118,23 +119,18 @@ def grown(
 ) -> tuple[list[int], Rollup]:
     """Add buckets of the finest level to the end of a series that ended before iteration `reached`.
 
-    `stored`: its `open_buckets`, with their `levels`. Returns the buckets to write, and the level of each. Python
-    finds which bucket goes into which, and one call adds them up: a batch has few buckets, and each call of numpy
-    has a fixed cost.
+    `stored`: its `open_buckets` in the order of iterations, with their `levels`. Returns the buckets to write, and
+    the level of each. Python finds which bucket goes into which, and one call adds them up: a batch has few
+    buckets, and each call of numpy has a fixed cost.
     """
-    if stored is None:
-        whole, before = fine, list[int]()
-    else:
-        ascending = np.argsort(stored.last, kind="stable")
-        whole = _joined([stored.where(ascending), fine])
-        before = [levels[place] for place in ascending.tolist()]
+    whole = fine if stored is None else _joined([stored, fine])
     last = whole.last.tolist()
-    finest, added = LEVELS[0], range(len(before), len(last))
+    finest, added = LEVELS[0], range(len(levels), len(last))
     here = last[added[0]] >> finest
-    shared = [place for place, level in enumerate(before) if level == finest and last[place] >> finest == here]
+    shared = [place for place, level in enumerate(levels) if level == finest and last[place] >> finest == here]
     members = [(finest, [*shared, *added])]
     for level, buckets in closing(reached, last[-1] + 1):
-        finer = [place for place, one in enumerate(before) if one < level]
+        finer = [place for place, one in enumerate(levels) if one < level]
         members.append((level, [place for place in (*finer, *added) if last[place] >> level in buckets]))
     return _in_buckets(whole, last, members)
 
@@ -264,4 +260,4 @@ def _starts(keys: Ints) -> Ints:
 
 
 def _ends(starts: Ints, count: int) -> Ints:
-    return np.append(starts[1:], [count]) - 1
+    return np.concatenate([starts[1:], [count]]) - 1

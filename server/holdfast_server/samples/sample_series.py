@@ -181,7 +181,7 @@ def _add_to(
 def _stored(
     connection: Connection, series: int, asked: Mapping[int, tuple[int, int]]
 ) -> tuple[list[int], list[tuple[int, int, int, bytes]]]:
-    """Return the level of each bucket in `asked`, and the buckets."""
+    """Return the level of each bucket in `asked`, and the buckets, in the order of iterations."""
     asked = {level: ends for level, ends in asked.items() if ends[0] <= ends[1]}
     if not asked:
         return [], []
@@ -189,6 +189,7 @@ def _stored(
     for level in LEVELS[: 1 if asked.keys() == {LEVELS[0]} else None]:
         terms[f"low_{level}"], terms[f"high_{level}"] = asked.get(level, (0, -1))
     rows = (_FINEST_BEFORE if len(terms) == 3 else _ROLLED_BEFORE).all(connection, terms)
+    rows.sort(key=operator.itemgetter(2))
     return [row[0] for row in rows], [row[1:] for row in rows]
 
 
