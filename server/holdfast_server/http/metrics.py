@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 
 from prometheus_client import (
@@ -104,13 +104,16 @@ class ServerMetrics:
             "holdfast_ingest_unknown_events_total", "Events of unknown types, which were ignored"
         )
         self._seconds = histogram("holdfast_ingest_duration_seconds", "Time from receiving a batch to its commit")
-        self._requests = counter(
-            "holdfast_http_requests_total", "Requests answered", ["method", "route", "status"]
+        # kept by labels: to look one up among prometheus_client's takes longer than to count
+        self._requests = cache(
+            counter("holdfast_http_requests_total", "Requests answered", ["method", "route", "status"]).labels
         )
-        self._request_seconds = histogram(
-            "holdfast_http_request_duration_seconds",
-            "Time from a request to the end of its response, without long polls and streams",
-            ["method", "route"],
+        self._request_seconds = cache(
+            histogram(
+                "holdfast_http_request_duration_seconds",
+                "Time from a request to the end of its response, without long polls and streams",
+                ["method", "route"],
+            ).labels
         )
         self._deliveries = counter(
             "holdfast_alert_deliveries_total", "Attempts to deliver a message", ["channel", "result"]
@@ -144,9 +147,9 @@ class ServerMetrics:
     def answered(self, *, method: str, route: str, status: int, seconds: float | None) -> None:
         """Count a response; `seconds` is None for long polls and streams, whose duration the client determines."""
         method = method if method in METHODS else "other"
-        self._requests.labels(method, route, f"{status // 100}xx" if status else "gone").inc()
+        self._requests(method, route, f"{status // 100}xx" if status else "gone").inc()
         if seconds is not None:
-            self._request_seconds.labels(method, route).observe(seconds)
+            self._request_seconds(method, route).observe(seconds)
 
     def delivered(self, *, channel: str, taken: bool) -> None:
         self._deliveries.labels(channel, "delivered" if taken else "refused").inc()
