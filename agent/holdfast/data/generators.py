@@ -5,6 +5,7 @@ Counters of a sampler, and what training changes in it, are saved too: its order
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ logger = logging.getLogger("holdfast")
 
 SAMPLERS = ("sampler", "batch_sampler")
 """Attributes of a loader that are samplers, of any class."""
+_SEARCHES = range(2, 8)
+"""Numbers of reads of the states before which new generators are looked for, such as one in a cache."""
 _UNCHANGED: Mapping[str, Any] = {"numbers": {}}
 """State of a sampler with its first values."""
 
@@ -32,6 +35,7 @@ class GeneratorStates:
     def __init__(self, **parts: Any) -> None:
         self._parts = {name: part for name, part in parts.items() if part is not None}
         self._known: dict[str, StatefulGenerator | SamplerValues] | None = None
+        self._reads, self._late = 0, dict[str, StatefulGenerator]()
         self._at_position: Mapping[str, Any] | None = None
         """States to set when the loader gets to its position."""
 
@@ -41,6 +45,10 @@ class GeneratorStates:
             for path, item in reachable(name, part):
                 if is_generator(item) and not is_global_generator(item):
                     found[path] = StatefulGenerator(item)
+                elif isinstance(item, itertools.cycle):
+                    from holdfast.data.hidden_generators import CyclePlace  # few loaders have a cycle
+
+                    found |= {path: CyclePlace(item)} if CyclePlace(item).is_known else {}
                 elif _is_sampler(item, path):
                     from holdfast.data.sampler_values import SamplerValues  # few loaders have one of their own
 
@@ -66,6 +74,11 @@ class GeneratorStates:
         """Return the states at the position, which the loader may have yet to reach."""
         if self._at_position is not None:
             return self._at_position
+        self._reads += 1
+        if self._parts and self._reads in _SEARCHES:
+            from holdfast.data.hidden_generators import look_again
+
+            self._late = look_again(self._parts, self._found, self._late)
         generators = {path: self._found[path].state_dict() for path in self.paths}
         return generators | self.sampler_values()
 
@@ -78,11 +91,12 @@ class GeneratorStates:
         """Set these states when `reach` is called; `None` cancels an earlier call."""
         self._at_position = states
 
-    def reach(self, *, samplers: bool = True) -> None:
-        """Set the states of the position, which the loader has reached; those of `samplers` if they have, too."""
+    def reach(self, *, generators: bool = True, samplers: bool = True) -> None:
+        """Set the states of the position, which the loader has reached; of `samplers` if they have, too."""
         states, self._at_position = self._at_position, None
         if states is not None:
-            self._load_generators(states)
+            if generators:
+                self._load_generators(states)
             if samplers:
                 self.go_on(states)
 
@@ -104,7 +118,7 @@ class GeneratorStates:
         if missing:
             logger.warning(
                 "the checkpoint holds the state of %s, which this loader does not have: its random numbers will "
-                "differ. Create it before the session resumes, as the script did for the checkpoint",
+                "differ. Create it with the loader, before the session resumes",
                 ", ".join(missing),
             )
 
@@ -140,7 +154,9 @@ class LoaderGenerators:
         self._starts: dict[int, Mapping[str, Any]] = {}
         """States of the repeated ones at the start of the last epochs."""
         self._values: Mapping[str, Any] | None = None
-        """Values of samplers at the position, until it is reached."""
+        """States at the position of what is repeated, until it is reached. Of samplers alone if they are ahead."""
+        self.is_ahead = self.is_by_hand = False
+        """Whether samplers are read before their batches are given, and whether batches may be left unused."""
 
     @property
     def repeats(self) -> bool:
@@ -152,17 +168,21 @@ class LoaderGenerators:
             self._first = self._continued.state_dict(), self._repeated.state_dict()
         if begun and epoch in self._starts:
             if self._values is None:
-                self._values = self._repeated.sampler_values()
+                self._values = self._now(is_ahead=self.is_ahead or self.is_by_hand)
             self._repeated.load_state_dict(self._starts[epoch])
         earlier = {each: states for each, states in self._starts.items() if each in (epoch - 1, epoch + 1)}
         self._starts = {**earlier, epoch: self._repeated.state_dict()}
 
-    def reach(self) -> None:
-        """At the position, when what comes before it has been drawn again."""
+    def _now(self, *, is_ahead: bool) -> Mapping[str, Any]:
+        return self._repeated.sampler_values() if is_ahead else self._repeated.state_dict()
+
+    def reach(self, *, passed: bool = False) -> None:
+        """At the position, or with `passed` after it, when what comes before it has been drawn again."""
         self._continued.reach()
         values, self._values = self._values, None
-        if values is not None:
-            self._repeated.go_on(values)
+        if values is not None:  # training may draw from a generator of a sampler, too
+            self._repeated.load_at_position(values)
+            self._repeated.reach(generators=not passed)
 
     def continued(self) -> Mapping[str, Any]:
         return self._continued.state_dict()
@@ -174,7 +194,7 @@ class LoaderGenerators:
             "continued": self.continued() if continued is None else continued,
             "repeated": self._repeated.state_dict() if starts is None else starts,
         }
-        values = self._repeated.sampler_values() if self._values is None else self._values
+        values = self._now(is_ahead=self.is_ahead) if self._values is None else self._values
         return states | ({"values": values} if starts is not None and (starts or values) else {})
 
     def load_state_dict(self, state: Mapping[str, Any] | None, epoch: int, *, begun: bool) -> None:

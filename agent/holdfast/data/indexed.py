@@ -262,7 +262,7 @@ class IndexedBatches:
             drawn = self._order.draw(position.epoch)
             if not isinstance(drawn, (Permutation, ListedOrder)):
                 drawn.pass_over()
-        self.generators.reach()
+        self.generators.reach(passed=True)
 
     def upcoming(self, start: DataPosition, batches: int) -> list[Key | list[Key]]:
         """Return the keys of the next batches that no worker has been given yet, without consuming them.

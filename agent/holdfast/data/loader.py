@@ -368,6 +368,8 @@ class DataLoader(LoaderPosition):
                 again = False
                 ahead.clear()
                 self._inner.epochs.begin(start.epoch, begun=start.taken > 0, by_hand=by_hand)
+                self._inner.generators.is_ahead = bool(self.lookahead or self.num_workers)
+                self._inner.generators.is_by_hand = by_hand
                 self._used_generators = self._inner.generators.continued() if self.lookahead else None
                 for position, batch in self._inner.batches(start):
                     start = position

@@ -5,7 +5,9 @@ Depth and number of objects are bounded.
 
 from __future__ import annotations
 
+import functools
 import gc
+import itertools
 import random
 import sys
 import types
@@ -23,6 +25,7 @@ DEPTH = 8
 MOST_ENTRIES = 256
 """A list or dictionary of more entries holds data."""
 MOST_OBJECTS = 4096
+_FUNCTIONS = (types.FunctionType, type(functools.lru_cache(lambda: None)))
 _LIBRARIES = frozenset({"builtins", "torch", "numpy", "collections", "functools", "typing", "abc"})
 """Packages whose classes are not searched for functions that use a global generator."""
 
@@ -105,6 +108,10 @@ def _parts(item: Any) -> Iterator[tuple[str, Any]]:
         yield from ((".__self__", item.__self__), (".__func__", item.__func__))
     elif isinstance(item, types.FunctionType):
         yield from _of_function(item)
+    elif isinstance(item, _FUNCTIONS):
+        from holdfast.data.hidden_generators import cached_values  # few loaders have a cache
+
+        yield from cached_values(item)
     elif isinstance(item, types.GeneratorType):
         frame = item.gi_frame
         yield from ((f".{name}", value) for name, value in (frame.f_locals.items() if frame else ()))
@@ -124,7 +131,7 @@ def _of_object(item: Any) -> Iterator[tuple[str, Any]]:
     for kind in type(item).__mro__:
         if kind.__module__.partition(".")[0] not in _LIBRARIES:
             for name, value in tuple(vars(kind).items()):
-                if isinstance(value, (types.FunctionType, staticmethod, classmethod)):
+                if isinstance(value, (types.FunctionType, staticmethod, classmethod)) or is_generator(value):
                     yield f".{name}", getattr(value, "__func__", value)
 
 
@@ -136,11 +143,17 @@ def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         except ValueError:  # not assigned yet
             continue
     yield from ((".__defaults__", function.__defaults__), (".__kwdefaults__", function.__kwdefaults__))
-    for name in code.co_names:
+    for name in _names_in(code):
         value = function.__globals__.get(name)
-        is_helper = isinstance(value, types.FunctionType) and value.__module__ == function.__module__
+        is_helper = isinstance(value, _FUNCTIONS) and value.__module__ == function.__module__
         if is_helper or is_generator(value):
             yield f".{name}", value
+
+
+def _names_in(code: types.CodeType) -> dict[str, None]:
+    """Return the names of globals that code uses, also within lambdas and comprehensions."""
+    nested = [_names_in(each) for each in code.co_consts if isinstance(each, types.CodeType)]
+    return dict.fromkeys(itertools.chain(code.co_names, *nested))
 
 
 def is_global_generator(generator: object) -> bool:

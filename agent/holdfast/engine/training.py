@@ -286,11 +286,8 @@ class Training:
 
     def _epochs(self) -> list[int]:
         """Return the epochs of all loaders, also of those that the script has not used since the resume."""
-        known = [*self._given_loaders, *(cursor for _, cursor in self._loaders)]
-        return [
-            *(each.epoch for each in known),
-            *(each.get("epoch", 0) for each in self._loaded[len(self._loaders) :]),
-        ]
+        later = [each.get("epoch", 0) for each in self._loaded[len(self._loaders) :]]
+        return [*(each.epoch for each in self._given_loaders), *(each.epoch for _, each in self._loaders), *later]
 
     def _loaders_saved(self) -> list[Any]:
         return [*self._given_loaders, *(each for each, _ in self._loaders)]
@@ -380,11 +377,8 @@ class Training:
         if self._ranks.world_size > 1:
             # ranks that count iterations differently would store different moments under one number. A loader that
             # is not shared among ranks is left out: some ranks alone may read it, for example for a validation
-            places = [
-                f"sample {each.position.taken} of epoch {each.position.epoch}"
-                for each in self._given_loaders
-                if each.world_size > 1
-            ]
+            shared = [each.position for each in self._given_loaders if each.world_size > 1]
+            places = [f"sample {each.taken} of epoch {each.epoch}" for each in shared]
             # ranks that train nothing together may update differently
             together = captured.shards or self.registry.replicated
             updates = [f"{self.updates} updates"] if together else []

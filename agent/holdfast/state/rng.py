@@ -98,12 +98,12 @@ class StatefulGenerator:
     """Gives a random generator of the script `state_dict` and `load_state_dict`."""
 
     def __init__(self, generator: Any) -> None:
-        self._generator = generator
+        self.generator = generator
         self.kind = _kind(generator)
         """Kind of state that the generator takes: torch's depends on the device, NumPy's on the algorithm."""
 
     def state_dict(self) -> dict[str, Any]:
-        generator = self._generator
+        generator = self.generator
         if isinstance(generator, torch.Generator):
             state: Any = generator.get_state()
         elif isinstance(generator, random.Random):
@@ -115,7 +115,7 @@ class StatefulGenerator:
         return {"kind": self.kind, "state": state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        generator, state = self._generator, state_dict["state"]
+        generator, state = self.generator, state_dict["state"]
         if isinstance(generator, torch.Generator):
             generator.set_state(state)
         elif isinstance(generator, random.Random):
@@ -127,7 +127,7 @@ class StatefulGenerator:
 
     def branch(self, key: int) -> None:
         """Start a new stream, derived from `key` and the current state."""
-        generator = self._generator
+        generator = self.generator
         if isinstance(generator, torch.Generator):
             _branch_torch(generator, key)
         elif isinstance(generator, random.Random):

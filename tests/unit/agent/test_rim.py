@@ -39,7 +39,7 @@ RIM = {
         "store.bucket", "store.gcs_and_azure", "store.http_place", "store.object_keys", "store.objects",
         "store.s3", "store.s3_connection",
     ],
-    "datasets": ["data.sampled", "data.streams"],
+    "datasets": ["data.hidden_generators", "data.sampled", "data.streams"],
     "loops": ["data.foreign_cursors", "engine.skipped_epochs"],
     "drain": ["checkpoint.draining", "engine.draining", "store.tiers"],
     "parity": ["format.important", "format.parity_stripes", "save.parity"],

@@ -1,6 +1,7 @@
 """Random generators in datasets, transforms, collate functions and samplers."""
 
 import functools
+import itertools
 import random
 
 import numpy
@@ -61,6 +62,10 @@ def collate_with_a_global(samples):
     return [*default_collate(samples), helper()]
 
 
+def collate_with_a_global_in_a_comprehension(samples):
+    return [*default_collate(samples), [GLOBAL.random() for _ in range(2)]]
+
+
 def in_closure(make, draw):
     own = make()
     return Numbers(lambda: draw(own)), {}
@@ -101,7 +106,37 @@ def values(batches):
     return [[column.tolist() if hasattr(column, "tolist") else column for column in batch] for batch in batches]
 
 
+def in_cached_function(make, draw):
+    @functools.lru_cache
+    def source(number):
+        return make()
+
+    source(0)
+    return Numbers(lambda: draw(source(0))), {}
+
+
+def in_cycle(make, draw):
+    sources = itertools.cycle([make(), make(), make()])
+    return Numbers(lambda: draw(next(sources))), {}
+
+
+def in_turns(make, draw):
+    turns, own = itertools.cycle(range(5)), make()
+    return Numbers(lambda: next(turns) + draw(own)), {}
+
+
+def in_class(make, draw):
+    class Transform:
+        source = make()
+
+        def __call__(self):
+            return draw(self.source)
+
+    return Numbers(Transform()), {}
+
+
 PLACES = [in_closure, in_containers, in_collate_function, in_sampler, in_stream]
+PLACES += [in_cached_function, in_cycle, in_turns, in_class]
 
 
 @pytest.mark.parametrize("stop", [1, 3, 4, 6])
@@ -236,8 +271,9 @@ def test_torchs_random_samplers_with_a_generator_resume_exactly(batches, stop):
     assert values(seen) + values(epochs(after)) == whole
 
 
-def test_a_generator_that_a_function_finds_by_its_name_is_known():
-    loader = holdfast.DataLoader(Numbers(), batch_size=4, collate_fn=collate_with_a_global)
+@pytest.mark.parametrize("collate", [collate_with_a_global, collate_with_a_global_in_a_comprehension])
+def test_a_generator_that_a_function_finds_by_its_name_is_known(collate):
+    loader = holdfast.DataLoader(Numbers(), batch_size=4, collate_fn=collate)
     source = iter(loader)
     next(source)
     state, following = loader.state_dict(), values([next(source)])
@@ -299,3 +335,91 @@ def test_a_generator_that_the_loader_does_not_have_yet_is_named(caplog):
     next(iter(loader))
     holdfast.DataLoader(Numbers(), batch_size=4).load_state_dict(loader.state_dict())
     assert "the checkpoint holds the state of dataset.noise.own, which this loader does not have" in caplog.text
+
+
+class CreatingLate(Numbers):
+    """Creates its generator when it reads its first sample, once or for each sample."""
+
+    def __init__(self, once=True):
+        self.source, self.once = None, once
+
+    def __getitem__(self, index):
+        if self.source is None or not self.once:
+            self.source = random.Random(7)
+        return index, self.source.random()
+
+
+def cached_late():
+    source = functools.lru_cache(lambda: random.Random(7))
+    return Numbers(lambda: source().random())
+
+
+@pytest.mark.parametrize("make", [CreatingLate, cached_late])
+def test_a_generator_that_is_created_with_the_first_sample_is_named(make, caplog):
+    loader = holdfast.DataLoader(make(), batch_size=4)
+    source = iter(loader)
+    for _ in range(3):
+        next(source)
+        state = loader.state_dict()
+    assert state["generators"]["continued"]
+    restored = holdfast.DataLoader(make(), batch_size=4)
+    restored.load_state_dict(state)
+    assert caplog.text.count("which this loader does not have") == 1
+    before = values([next(source)])
+    loader.load_state_dict(state)  # in place, the generator is there
+    assert values([next(iter(loader))]) == before
+    assert caplog.text.count("which this loader does not have") == 1
+
+
+def many_cached():
+    source = functools.lru_cache(None)(random.Random)
+    for number in range(100):
+        source(number)
+    return Numbers(lambda: source(0).seed(0))
+
+
+@pytest.mark.parametrize("make", [lambda: CreatingLate(once=False), many_cached])
+def test_a_generator_for_each_sample_is_no_state(make, caplog):
+    loader = holdfast.DataLoader(make(), batch_size=4, collate_fn=len)
+    for _ in loader:
+        state = loader.state_dict()
+    assert "generators" not in state
+    holdfast.DataLoader(make(), batch_size=4, collate_fn=len).load_state_dict(state)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5, 6])
+@pytest.mark.parametrize("by_hand", [True, False])
+@pytest.mark.parametrize("loader", [holdfast.DataLoader, torch.utils.data.DataLoader])
+def test_a_generator_of_a_sampler_from_which_training_draws_is_not_set_back(loader, by_hand, stop):
+    def train(count, state=None):
+        source = torch.Generator().manual_seed(1)
+        cursor = cursor_over(loader(Numbers(), batch_size=4, sampler=RandomSampler(range(16), generator=source)))
+        if state is not None:
+            cursor.load_state_dict(state)
+        seen = []
+        while len(seen) < count:
+            for index, _ in cursor if by_hand and loader is holdfast.DataLoader else cursor.batches():
+                seen.append((index.tolist(), torch.rand(1, generator=source).item()))
+                state = cursor.state_dict()
+                if len(seen) == count:
+                    break
+        return seen, state
+
+    whole, _ = train(8)
+    seen, state = train(stop)
+    assert seen + train(8 - stop, state)[0] == whole
+
+
+@pytest.mark.parametrize("leave", [True, False])
+def test_a_loop_that_goes_on_in_an_epoch_sets_no_generator_of_training_back(leave):
+    source = torch.Generator().manual_seed(1)
+    loader = holdfast.DataLoader(Numbers(), batch_size=4, sampler=RandomSampler(range(16), generator=source))
+    seen = []
+    while len(seen) < 4:
+        for index, _ in loader.batches():
+            seen.append((index.tolist(), torch.rand(1, generator=source).item()))
+            if leave:
+                break
+    assert len({noise for _, noise in seen}) == 4
+    assert sorted(itertools.chain(*(index for index, _ in seen))) == list(range(16))
