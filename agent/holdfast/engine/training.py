@@ -247,6 +247,7 @@ class Training:
             self._watch.compare_draws(
                 self._given_loaders,
                 self.unsaved_batches,
+                number=self._current if self.unsaved_batches else None,
                 is_resumed=self.restore_count > 0,
                 knows_loaders=bool(self._loaders or self._given_loaders),
                 epochs=self._epochs,

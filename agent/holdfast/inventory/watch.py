@@ -18,6 +18,7 @@ from holdfast.inventory.draws import DrawnBatches
 from holdfast.inventory.early_draws import EarlyDraws
 from holdfast.inventory.loop_counters import LoopCounters
 from holdfast.inventory.missing_state import missing
+from holdfast.inventory.replaced_loaders import ReplacedLoaders
 from holdfast.inventory.unsaved_objects import UnsavedObjects
 from holdfast.state.registry import CapturedState, Registry
 from holdfast.state.variables import Variables
@@ -42,6 +43,7 @@ class Inventory:
         self._draws = DrawnBatches()
         self._counters, self._early = LoopCounters(), EarlyDraws()
         self._iterations = 0
+        self._replaced = ReplacedLoaders()
         self._epochs: list[int] | None = None
         """Epochs of the loaders at the resume, while what the script's loop does after it is compared."""
         self._seeds: str | None = None
@@ -72,7 +74,8 @@ class Inventory:
     def state_dict(self) -> dict[str, Any]:
         """Return what the next start compares with its own script. Called within `Session.step`."""
         try:
-            return {"counters": self._counters.state_dict(), "seeds": self._early.state_dict()}
+            loop = {"counters": self._counters.state_dict(), "seeds": self._early.state_dict()}
+            return loop | {"loaders": self._replaced.state_dict()}
         except Exception as error:  # source and objects of the script may be anything
             logger.debug("the loop is not compared: %s: %s", type(error).__name__, error)
             return {}
@@ -89,6 +92,7 @@ class Inventory:
             epochs: epochs of the loaders, in the order in which `compare_draws` gets them.
         """
         self._counters.restored(state.get("counters", {}), is_in_place=is_in_place)
+        self._replaced.restored(state.get("loaders", {}), is_in_place=is_in_place)
         self._epochs, self._seeds = epochs, state.get("seeds")
 
     def _compare_loop(self, then: list[int], now: list[int]) -> None:
@@ -122,14 +126,17 @@ class Inventory:
         loaders: Collection[DataLoader],
         batches: int,
         *,
+        number: int | None,
         is_resumed: bool,
         knows_loaders: bool,
         epochs: Callable[[], list[int]],
     ) -> None:
         """Compare the iteration that ends with others; see `DrawnBatches.iteration_ended`.
 
-        `epochs` returns the epochs of all loaders.
+        `number` is that of the loader of `session.batches` that gave the last batch; `epochs` returns the epochs
+        of all loaders.
         """
+        self._note(lambda: self._replaced.iteration_ended(number))
         if self._epochs is not None:
             self._compare_loop(self._epochs, epochs())
         knows_loaders = knows_loaders or bool(self._drawn_from or self._known_loaders)  # unsaved ones are named
