@@ -84,10 +84,15 @@ def optimizers_referred_to(objects: Mapping[str, Any]) -> Iterator[torch.optim.O
             yield from optimizers_in(found)
 
 
+def objects_referred_to(objects: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield what the objects refer to: it is saved with them, or `missing` reports it."""
+    for keyword, item in objects.items():
+        yield from (found for _, found in _reachable(keyword, item))
+
+
 def generators_referred_to(objects: Mapping[str, Any]) -> Iterator[Any]:
     """Random generators in the attributes of the objects: `missing` reports them."""
-    for keyword, item in objects.items():
-        yield from (found for _, found in _reachable(keyword, item) if is_generator(found))
+    return filter(is_generator, objects_referred_to(objects))
 
 
 def _untrained(objects: Mapping[str, Any]) -> Iterator[str]:

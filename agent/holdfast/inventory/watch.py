@@ -20,6 +20,7 @@ from holdfast.inventory.loop_counters import LoopCounters
 from holdfast.inventory.missing_state import missing
 from holdfast.inventory.replaced_loaders import ReplacedLoaders
 from holdfast.inventory.unsaved_objects import UnsavedObjects
+from holdfast.inventory.weight_copies import WeightCopies
 from holdfast.state.registry import CapturedState, Registry
 from holdfast.state.variables import Variables
 
@@ -42,8 +43,8 @@ class Inventory:
         self._changing = ChangingState(registry)
         self._draws = DrawnBatches()
         self._counters, self._early = LoopCounters(), EarlyDraws()
+        self._replaced, self._copies = ReplacedLoaders(), WeightCopies(registry)
         self._iterations = 0
-        self._replaced = ReplacedLoaders()
         self._epochs: list[int] | None = None
         """Epochs of the loaders at the resume, while what the script's loop does after it is compared."""
         self._seeds: str | None = None
@@ -120,6 +121,7 @@ class Inventory:
     def captured(self, state: CapturedState) -> None:
         """Compare what has changed with a state that a checkpoint will hold."""
         self._changing.captured(state)
+        self._note(lambda: self._copies.captured(state))
 
     def compare_draws(
         self,
@@ -137,12 +139,14 @@ class Inventory:
         of all loaders.
         """
         self._note(lambda: self._replaced.iteration_ended(number))
+        self._iterations += 1
+        if self._iterations == 1:
+            self._note(self._copies.begin)
         if self._epochs is not None:
             self._compare_loop(self._epochs, epochs())
         knows_loaders = knows_loaders or bool(self._drawn_from or self._known_loaders)  # unsaved ones are named
         found = self._draws.iteration_ended(loaders, batches, is_resumed=is_resumed, knows_loaders=knows_loaders)
         self._messages += [("loader", each) for each in found]
-        self._iterations += 1
         if self._iterations == DRAWING_ITERATION and not (knows_loaders or self._has_variables()):
             self._note(unsaved_iterators)
 
