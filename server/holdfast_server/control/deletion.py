@@ -33,10 +33,9 @@ def delete_job(db: Database, job: str, *, who: str, now: float) -> None:
     """
     account_job(db, job, now=now)
     last_contact_at = db.write(partial(_begin, job=job, who=who, now=now), job=job)
-    for table in _tables():
-        some = partial(_delete_some, table=table, job=job, last_contact_at=last_contact_at)
-        while db.write(some, job=job) == ROWS_AT_ONCE:
-            pass
+    some = partial(_delete_some, job=job, last_contact_at=last_contact_at)
+    while db.write(some, job=job) == ROWS_AT_ONCE:
+        pass
     db.write(partial(_end, job=job, last_contact_at=last_contact_at), job=job, at_once=True)
 
 
@@ -86,16 +85,22 @@ def _end(session: Session, *, job: str, last_contact_at: float) -> None:
     session.execute(delete(stores).where(~exists().where(writers.store == stores.id)))
 
 
-def _delete_some(session: Session, *, table: Table, job: str, last_contact_at: float) -> int:
+def _delete_some(session: Session, *, job: str, last_contact_at: float) -> int:
+    """Delete at most `ROWS_AT_ONCE` rows, and return their number.
+
+    It begins with the first table each time: rows may have been added since, as by an alert that fires meanwhile.
+    """
     _require_silent(session, job, last_contact_at)
-    for other in _tables():  # rows added since those of `other` were deleted, as of an alert that fires meanwhile
-        if any(parent is table for _, parent in _references(other)):
-            session.execute(delete(other).where(_of_job(other, job)))
-    key = list(table.primary_key.columns)
-    some = select(*key).where(_of_job(table, job)).limit(ROWS_AT_ONCE)
-    gone = delete(table).where((key[0] if len(key) == 1 else tuple_(*key)).in_(some))
-    found = session.execute(gone, execution_options={"synchronize_session": False})
-    return int(found.rowcount)  # type: ignore[attr-defined]
+    deleted = 0
+    for table in _tables():
+        key = list(table.primary_key.columns)
+        some = select(*key).where(_of_job(table, job)).limit(ROWS_AT_ONCE - deleted)
+        gone = delete(table).where((key[0] if len(key) == 1 else tuple_(*key)).in_(some))
+        found = session.execute(gone, execution_options={"synchronize_session": False})
+        deleted += int(found.rowcount)  # type: ignore[attr-defined]
+        if deleted == ROWS_AT_ONCE:
+            break
+    return deleted
 
 
 def _tables() -> list[Table]:

@@ -158,12 +158,27 @@ def test_many_rows_go_a_few_at_a_time(client, finished, monkeypatch):
     assert database.writes_waiting == 0
 
 
-def test_a_message_about_an_alert_that_comes_meanwhile_does_not_stop_it(client, finished, monkeypatch):
-    delete_some = deletion._delete_some
+def test_few_rows_go_in_one_transaction(client, finished, monkeypatch):
+    database, works = client.app.state.services.database, []
+    write = database.write
 
-    def late(session, *, table, **about):
-        if table.name == "alerts":
-            alert = session.scalar(select(models.AlertRecord.id).where(models.AlertRecord.job == "char-gpt"))
+    def recorded(work, **about):
+        works.append(getattr(work, "func", work))
+        return write(work, **about)
+
+    monkeypatch.setattr(database, "write", recorded)
+    assert client.delete(JOB).status_code == 204
+    assert works[-3:] == [deletion._begin, deletion._delete_some, deletion._end]
+
+
+def test_a_message_about_an_alert_that_comes_meanwhile_does_not_stop_it(client, finished, monkeypatch):
+    monkeypatch.setattr(deletion, "ROWS_AT_ONCE", 1)
+    delete_some, added = deletion._delete_some, []
+
+    def late(session, **about):
+        alert = session.scalar(select(models.AlertRecord.id).where(models.AlertRecord.job == "char-gpt"))
+        if not session.scalar(select(func.count()).select_from(models.AlertDeliveryRecord)) and not added:
+            added.append(alert)
             session.add(
                 models.AlertDeliveryRecord(
                     channel="channel-char-gpt", alert=alert, event="resolved", payload=b"{}", state="waiting",
@@ -171,10 +186,11 @@ def test_a_message_about_an_alert_that_comes_meanwhile_does_not_stop_it(client, 
                 )
             )  # fmt: skip
             session.flush()
-        return delete_some(session, table=table, **about)
+        return delete_some(session, **about)
 
     monkeypatch.setattr(deletion, "_delete_some", late)
     assert client.delete(JOB).status_code == 204
+    assert added[0] is not None
     assert set(rows(client).values()) == {0}
 
 
