@@ -22,6 +22,8 @@ from holdfast_server.queries.ranks import RankFindings
 MAX_TEXT = 300
 LASTING = ("checkpoint_damaged", "restore_failed")
 """Kinds of alerts that concern a job that has ended."""
+SLOW = ("throughput_drop", "iteration_time", "goodput_low")
+"""Kinds of alerts that waiting for data or for a slow rank explains: the verdict then names that."""
 LATE_INTERVALS = 2
 """Age, in intervals, from which the newest checkpoint is late."""
 LATE_SECONDS = 60.0
@@ -134,6 +136,8 @@ def _alert(kinds: dict[str, tuple[str, str]]) -> _Rule:
 
     def rule(facts: VerdictFacts) -> _Sentence | None:
         for alert in facts.alerts:
+            if alert.kind in SLOW and (_data(facts) or _straggler(facts)):
+                continue
             if alert.kind in kinds and (alert.kind in LASTING or not facts.job.has_ended):
                 words, step = kinds[alert.kind]
                 level: VerdictLevel = "critical" if alert.severity == "critical" else "warning"

@@ -158,6 +158,13 @@ def test_the_most_severe_cause_is_the_verdict():
     assert verdict(replace(both, job=msgspec.structs.replace(both.job, failing=None))).cause == "paused"
 
 
+@pytest.mark.parametrize("cause", ["data", "straggler"])
+def test_what_makes_a_job_slow_comes_before_that_it_is_slow(cause):
+    slow = replace(EACH[cause][0], alerts=alert("throughput_drop", "33 % below", "warning").alerts)
+    assert verdict(slow).cause == cause
+    assert verdict(replace(slow, ranks=None)).cause == "alert"
+
+
 def test_a_silent_job_of_an_unknown_host_is_silent_all_the_same():
     found = verdict(ended("silent", last_contact_seconds=3060.0))
     assert found.text.startswith("Silent for 51 min: no report from the agent; ")
