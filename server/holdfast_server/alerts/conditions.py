@@ -66,6 +66,12 @@ class RuleResult:
 
 
 OK = RuleResult(False, "")
+
+
+def _on(facts: JobFacts) -> str:
+    return f" on {facts.host}" if facts.host else ""
+
+
 Judge = Callable[[JobFacts, float], RuleResult | None]
 """Compares facts with a limit; `None` if they do not suffice: an open alert then stays as it is."""
 
@@ -161,7 +167,8 @@ def _no_progress(facts: JobFacts, limit: float) -> RuleResult | None:
     longest, stuck = facts.longest_iteration_seconds, facts.stuck_seconds
     allowed = max(limit, STUCK_ITERATIONS * longest)
     slow = f", {STUCK_ITERATIONS} times the longest iteration" if allowed > limit else ""
-    return _above(stuck, allowed, f"no new iteration for {_duration(stuck or 0)}", _duration(allowed) + slow)
+    message = f"no new iteration{_on(facts)} for {_duration(stuck or 0)}"
+    return _above(stuck, allowed, message, _duration(allowed) + slow)
 
 
 @_kind(
@@ -174,7 +181,7 @@ def _silent(facts: JobFacts, limit: float) -> RuleResult | None:
         return OK
     return RuleResult(
         silent > limit, f"no report for {_duration(silent)}", silent, limit=_duration(limit),
-        detail=": the process or its network may be down",
+        detail=f": the process{_on(facts)} or its network may be down",
     )  # fmt: skip
 
 
@@ -182,9 +189,10 @@ def _silent(facts: JobFacts, limit: float) -> RuleResult | None:
 def _job_failed(facts: JobFacts, limit: float) -> RuleResult | None:
     if facts.status == "restarting":
         return None  # the next start decides whether an open alert ends
-    message = f"ended with {facts.status_reason}" + (f": {facts.exception}" if facts.exception else "")
+    message = f"ended{_on(facts)} with {facts.status_reason}" + (f": {facts.exception}" if facts.exception else "")
     if facts.remedy:
-        message = f"{facts.status_reason}. {facts.remedy}"
+        place = "" if facts.host in facts.remedy else _on(facts)
+        message = f"{facts.status_reason}{place}. {facts.remedy}"
     return RuleResult(facts.status == "failed", message)
 
 
@@ -196,7 +204,7 @@ def _persist_failing(facts: JobFacts, limit: float) -> RuleResult | None:
     if facts.failing is None:
         return OK
     count = facts.failing.count
-    message = f"{count} checkpoint{'s' * (count != 1)} in a row failed"
+    message = f"{count} checkpoint{'s' * (count != 1)} in a row failed{_on(facts)}"
     return RuleResult(count >= limit, message, count, limit=f"{limit:g}", detail=f": {facts.failing.reason}")
 
 

@@ -84,6 +84,8 @@ class JobFacts:
     is_paused: bool = False
     """Whether training is paused on request."""
     attempt_uid: str = ""
+    host: str = ""
+    """Host of rank 0 in the current attempt; empty if it is unknown."""
     silent_seconds: float = 0.0
     stuck_seconds: float | None = None
     """Time from the last report with a new iteration, or from the start, to the last report."""
@@ -246,6 +248,7 @@ def _facts(
         remedy=remedy_after_giving_up(attempt),
         is_paused=job.training_paused_at is not None,
         attempt_uid=job.uid,
+        host=attempt.host or "" if attempt else "",
         silent_seconds=max(0.0, now - job.last_contact_at),
         stuck_seconds=None if job.progressed_at is None else max(0.0, reported - job.progressed_at),
         longest_iteration_seconds=longest_seconds(recent),

@@ -177,7 +177,7 @@ def test_jobs_that_fall_silent_together_are_one_message_on_each_channel(client, 
         r"job-a, job-b, job-c, job-d, job-e …",
         text[0],
     )
-    assert text[1] == "job-a: no report for 2 min (limit 2 min): the process or its network may be down"
+    assert text[1] == "job-a: no report for 2 min (limit 2 min): the process on node-1 or its network may be down"
     assert text[-2] == "and 2 more"
     assert re.match(r"<https://holdfast.example/alerts/\d+\|Open alert> · ", text[-1])
     body = next(json.loads(body) for _, body in hook.got if b'"event"' in body)
@@ -330,7 +330,7 @@ def test_a_message_repeats_no_text_of_its_alert(client, agent, clock, hook, post
     evaluate(client, clock)
     post()
     text = json.loads(hook.got[0][1])["text"]
-    assert text.count("no new iteration for 10 min") == 1
+    assert text.count("no new iteration on node-1 for 10 min") == 1
     assert "Read the output of the running attempt, and restart it if it hangs." in text
 
 

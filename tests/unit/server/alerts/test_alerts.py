@@ -92,6 +92,28 @@ TEXTS = [
             "no report for 51 min (limit 2 min): the process or its network may be down",
         ),
         (
+            "silent", 120, {"status": "silent", "silent_seconds": 3065.0, "host": "gpu-5"}, 0,
+            "no report for 51 min (limit 2 min): the process on gpu-5 or its network may be down",
+        ),
+        (
+            "no_progress", 600, {"stuck_seconds": 3725.0, "host": "gpu-5"}, 0,
+            "no new iteration on gpu-5 for 1 h 2 min (limit 10 min)",
+        ),
+        (
+            "persist_failing", 2,
+            {"failing": RecentFailures(count=7, reason="disk full", since=0.0), "host": "gpu-5"}, 0,
+            "7 checkpoints in a row failed on gpu-5 (limit 2): disk full",
+        ),
+        (
+            "job_failed", 0, {"status": "failed", "status_reason": "OSError at iteration 7", "host": "gpu-5"}, 0,
+            "ended on gpu-5 with OSError at iteration 7",
+        ),
+        (
+            "job_failed", 0,
+            {"status": "failed", "status_reason": "gave up", "remedy": "Start it again", "host": "gpu-5"}, 0,
+            "gave up on gpu-5. Start it again",
+        ),
+        (
             "persist_failing", 2, {"failing": RecentFailures(count=7, reason="disk full", since=0.0)}, 0,
             "7 checkpoints in a row failed (limit 2): disk full",
         ),
@@ -364,7 +386,7 @@ def test_no_progress_is_told_of_a_job_that_is_heard_and_does_not_move(alive, cli
         clock.now += 10
         alive.say()
     look(0)
-    assert only(client, "no_progress")["message"] == "no new iteration for 10 min (limit 10 min)"
+    assert only(client, "no_progress")["message"] == "no new iteration on node-1 for 10 min (limit 10 min)"
 
 
 def test_a_damaged_checkpoint_and_a_failed_job_are_told(alive, client, look):
@@ -657,6 +679,6 @@ def test_the_alert_of_a_failed_job_has_the_first_line_of_the_exception(job, clie
     job.say(OutputReport(at=job.at, first=0, lines=lines[:2]), OutputReport(at=job.at, first=2, lines=lines[2:]))
     evaluation.evaluate(client.app.state.services.database, clock.now)
     (alert,) = client.get("/api/v1/alerts", params={"rule": "job_failed"}).json()["alerts"]
-    begin = "ended with RuntimeError at iteration 30: CUDA out of memory. xxx"
+    begin = "ended on node-1 with RuntimeError at iteration 30: CUDA out of memory. xxx"
     assert alert["message"].startswith(begin)
     assert len(alert["message"]) < len(begin) + 300
