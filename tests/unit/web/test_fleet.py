@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 from starlette.testclient import TestClient
 
 from holdfast.protocol.wire import AttemptFinished, AttemptStarted, IntervalDecision
@@ -345,6 +346,18 @@ def test_the_reason_is_next_to_the_status_and_says_it_once(
     assert re.search(r'data-level="critical">.{0,120}<bdi>Failed [^<]*boom', page)
     assert "data-says-status" in page
     assert "row-alerts" not in page
+
+
+def test_a_job_that_runs_has_its_verdict_without_its_status(client: TestClient, agent: FakeAgent) -> None:
+    for _ in range(3):
+        agent.train(12)
+        made = agent._checkpoint("scheduled")
+        agent.open.clear()
+        agent.events.append(msgspec.structs.replace(made, state="failed", reason="no space left on device"))
+    agent.send()
+    row = client.get("/").text.partition("<tbody>")[2]
+    assert "3 checkpoints failed, no space left on device" in row
+    assert "data-says-status" in row
 
 
 def test_a_checkpoint_that_is_long_overdue_is_late(client: TestClient, agent: FakeAgent, clock: FakeClock) -> None:
