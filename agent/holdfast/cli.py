@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from importlib.metadata import entry_points, version
 from typing import Annotated, Any, NoReturn, cast
@@ -25,7 +26,7 @@ from holdfast.commands import (
     training,
     values,
 )
-from holdfast.commands.console import EXIT_CODES, EXIT_USAGE, fail
+from holdfast.commands.console import EXIT_CODES, EXIT_CODES_WITH_SERVER, EXIT_USAGE, fail
 
 COMMANDS = "holdfast.commands"
 """The entry-point group through which other packages, such as the server, add commands."""
@@ -41,7 +42,7 @@ app = typer.Typer(
     help=(
         "Checkpoint PyTorch training within an overhead budget, and restore any checkpoint.\n\n"
         "Start `holdfast serve` in one terminal and `holdfast run -- python train.py` in another. "
-        "Then run `holdfast jobs` or open http://127.0.0.1:7117.\n\n" + EXIT_CODES
+        "Then run `holdfast jobs` or open http://127.0.0.1:7117.\n\n" + EXIT_CODES_WITH_SERVER + "."
     ),
 )
 
@@ -73,7 +74,10 @@ class _PlainGroup(_PlainHelp, TyperGroup): ...
 def _exit_codes_after(command: Any) -> str | None:
     """Return what to add to a command's help, unless its docstring explains exit codes or it has none."""
     text = command.__doc__ or "" if command is not None else ""
-    return EXIT_CODES if text and "exit code" not in text else None
+    if not text or "exit code" in text:
+        return None
+    asks_server = inspect.signature(command).parameters.keys() >= {"server", "token"}
+    return f"{EXIT_CODES_WITH_SERVER if asks_server else EXIT_CODES}."
 
 
 def _with_plain_help(commands: typer.Typer) -> typer.Typer:

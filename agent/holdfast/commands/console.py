@@ -25,9 +25,8 @@ from holdfast.commands.options import DEFAULT_SERVER, Server, Token
 from holdfast.system.masking import escaped
 
 EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE = 1, 2, 3
-EXIT_CODES = (
-    "Exit codes: 0 success, 1 refused or failed (the reason is printed), 2 wrong usage, 3 no server is reachable."
-)
+EXIT_CODES = "Exit codes: 0 success, 1 refused or failed (the reason is printed), 2 wrong usage"
+EXIT_CODES_WITH_SERVER = f"{EXIT_CODES}, 3 no server is reachable"
 
 T = TypeVar("T")
 

@@ -55,6 +55,7 @@ def fork(
     The new job gets a copy of the checkpoint, which takes no space in a directory, so that the other job may
     continue, be restored or be deleted. The first start of the new job resumes exactly: iteration, position in the
     data, random numbers. Repeating the command has no effect; a name that is taken is refused.
+    The exit code is 0 when the fork exists, even if the server is unreachable, 1 after a failure, 2 for misuse.
 
     Examples: holdfast fork char-gpt 1200 char-gpt-lr3  ·  holdfast fork char-gpt latest try --store s3://runs/main
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import typer
 
-from holdfast.commands.console import EXIT_CODES
 from holdfast.commands.stores.drilling import drill
 from holdfast.commands.stores.export import export, import_
 from holdfast.commands.stores.gc import gc
@@ -14,7 +13,7 @@ from holdfast.commands.stores.show import show
 
 app = typer.Typer(
     no_args_is_help=True,
-    help=f"List, verify, scrub, drill, export, import and remove checkpoints, without a server.\n\n{EXIT_CODES}",
+    help="List, verify, scrub, drill, export, import and remove checkpoints, without a server.",
 )
 for _command in (ls, show, verify, scrub, drill, export, import_, gc):
     app.command(_command.__name__.rstrip("_"))(_command)

@@ -146,6 +146,19 @@ def test_every_command_explains_itself_with_an_example(holdfast: Holdfast, path:
     assert re.search(r"exit\s+codes?\b", output.stdout, re.IGNORECASE)
 
 
+@pytest.mark.parametrize("path", sorted(SURFACE))
+def test_only_a_command_that_asks_a_server_lists_the_exit_code_of_an_unreachable_one(
+    holdfast: Holdfast, path: str
+) -> None:
+    help_text = " ".join(holdfast(*path.split(), "--help").stdout.split())
+    assert "--token" in SURFACE[path] or "no server is reachable" not in help_text
+
+
+def test_a_command_that_asks_a_server_lists_the_exit_code_of_an_unreachable_one(holdfast: Holdfast) -> None:
+    for path in ("jobs", "alerts", "store gc"):
+        assert "3 no server is reachable" in " ".join(holdfast(*path.split(), "--help").stdout.split())
+
+
 def test_the_version_is_that_of_the_distribution(holdfast: Holdfast) -> None:
     assert holdfast("--version").stdout.strip() == f"holdfast {version('holdfast')}"
 
