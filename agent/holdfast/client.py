@@ -123,13 +123,22 @@ class Client:
     # ---- jobs ---------------------------------------------------------------------------------
 
     def jobs(
-        self, *, search: str | None = None, status: str | None = None, project: str | None = None
-    ) -> list[JobSummary]:
-        """Return all jobs that match."""
+        self, *, search: str | None = None, status: str | None = None, project: str | None = None,
+        owner: str | None = None, labels: Sequence[str] = (),
+    ) -> list[JobSummary]:  # fmt: skip
+        """Return all jobs that match.
+
+        Args:
+            search: part of the name or of the host of a job, in any case.
+            labels: labels that all match, such as `team: vision`, or `team` for any value.
+        """
         found: list[JobSummary] = []
         pages = 1
         while len(found) < pages * PAGE and (page := len(found) // PAGE + 1) <= pages:
-            fleet = self.fleet(search=search, status=status, project=project, page=page, size=PAGE, sort="name")
+            fleet = self.fleet(
+                search=search, status=status, project=project, owner=owner, labels=labels, page=page, size=PAGE,
+                sort="name",
+            )  # fmt: skip
             found, pages = found + fleet.jobs, fleet.pages
             if len(fleet.jobs) < PAGE:
                 break
@@ -141,12 +150,17 @@ class Client:
         search: str | None = None,
         status: str | None = None,
         project: str | None = None,
+        owner: str | None = None,
+        labels: Sequence[str] = (),
         sort: str | None = None,
         page: int = 1,
         size: int = 50,
     ) -> Fleet:
         """Return one page of the jobs that match, and their number by status. Raises Invalid."""
-        query = {"search": search, "status": status, "project": project, "sort": sort, "page": page, "size": size}
+        query = {
+            "search": search, "status": status, "project": project, "owner": owner, "label": list(labels),
+            "sort": sort, "page": page, "size": size,
+        }  # fmt: skip
         return self._http.fetch(Fleet, "GET", "/jobs", query=query)
 
     def change_jobs(self, change: BulkChange) -> BulkResult:

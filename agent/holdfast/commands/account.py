@@ -9,7 +9,7 @@ import typer
 
 from holdfast.client import Client
 from holdfast.commands.console import print_json, print_table, say, with_client
-from holdfast.commands.options import Json
+from holdfast.commands.options import Json, Labels, as_label_filters
 from holdfast.protocol.account import IDLE_RULE, LOSS_CAUSES, SAVED_RULE, Account, AccountKey, AccountWindow, money
 from holdfast.protocol.report import gpu_hours
 from holdfast.units import format_bytes, share
@@ -27,9 +27,7 @@ def account(
         str | None, typer.Option("--project", metavar="PROJECT", help="Only jobs of this project.")
     ] = None,
     owner: Annotated[str | None, typer.Option("--owner", metavar="OWNER", help="Only jobs of this owner.")] = None,
-    label: Annotated[
-        str | None, typer.Option("--label", metavar="LABEL", help="Only jobs with this label: 'team: vision'.")
-    ] = None,
+    label: Labels = None,
     store: Annotated[
         str | None, typer.Option("--store", metavar="ADDRESS", help="Only jobs that write to this store.")
     ] = None,
@@ -39,7 +37,8 @@ def account(
 
     Example: holdfast account --since 7d --by owner
     """
-    found = client.reports.account(since, by=by, project=project, owner=owner, label=label, store=store)
+    labels = ", ".join(as_label_filters(label)) or None
+    found = client.reports.account(since, by=by, project=project, owner=owner, label=labels, store=store)
     if json:
         print_json(found)
         return

@@ -9,6 +9,7 @@ import typer
 
 from holdfast.client import Client, NotFound
 from holdfast.commands.console import (
+    EXIT_USAGE,
     asking,
     fail,
     parsed,
@@ -18,7 +19,7 @@ from holdfast.commands.console import (
     say,
     with_client,
 )
-from holdfast.commands.options import DEFAULT_SERVER, Json, OnlyJob, Server, Token
+from holdfast.commands.options import DEFAULT_SERVER, Json, Labels, OnlyJob, Server, Token, as_label_filters
 from holdfast.protocol.administration import Alert, AlertDetails
 from holdfast.units import duration, parse_positive_seconds
 
@@ -44,6 +45,7 @@ app = typer.Typer(
 def alerts(
     context: typer.Context,
     job: OnlyJob = None,
+    label: Labels = None,
     history: Annotated[bool, typer.Option("--all", help="Include resolved alerts.")] = False,
     server: Server = DEFAULT_SERVER,
     token: Token = None,
@@ -51,12 +53,14 @@ def alerts(
 ) -> None:
     """List the open alerts. The subcommands acknowledge and silence them, and list the rules.
 
-    Examples: holdfast alerts  ·  holdfast alerts --job char-gpt --all  ·  holdfast alerts silence 7 2h
+    Examples: holdfast alerts  ·  holdfast alerts --job char-gpt --all  ·  holdfast alerts --label team=nlp
     """
     if context.invoked_subcommand is not None:
         return
+    if job is not None and label:
+        fail("give either --job or --label", EXIT_USAGE)
     with asking(server, token) as client:
-        found = client.alerts.find(job=job, history=history)
+        found = client.alerts.find(job=job, labels=as_label_filters(label), history=history)
     if json:
         print_json(found)
     elif found:
@@ -127,7 +131,7 @@ def channels(client: Client, project: Project = None, json: Json = False) -> Non
 def route(
     client: Client,
     channel: Annotated[
-        str, typer.Argument(metavar="CHANNEL", help="The channel's id, as in `holdfast alerts channels`.")
+        str, typer.Argument(metavar="CHANNEL", help="The channel's name or id, as in `holdfast alerts channels`.")
     ],
     owner: Annotated[
         str | None, typer.Option("--owner", help="Pattern for the owners of jobs, as in ada-*; '' for any.")
@@ -141,10 +145,13 @@ def route(
 ) -> None:
     """Change which jobs' alerts a channel receives: a job must match all options.
 
-    Example: holdfast alerts route 5f0c --owner ada --label team=nlp
+    Example: holdfast alerts route oncall --owner ada --label team=nlp
     """
     labels = None if label is None else dict(parsed(_label, each) for each in label if each)
-    done = client.alerts.route_channel(channel, owner=owner, labels=labels, project=project)
+    found = [known.id for known in client.alerts.channels(project) if channel in (known.id, known.name)]
+    if len(found) != 1:
+        fail(f"{len(found) or 'no'} channels are named {channel!r}; `holdfast alerts channels` lists their ids")
+    done = client.alerts.route_channel(found[0], owner=owner, labels=labels, project=project)
     text = f"{done.name} receives alerts of jobs with owner {done.owner or 'any'}, labels {_labels(done.labels)}"
     print_or_json(done, text, json=json)
 
@@ -223,7 +230,7 @@ def _details(client: Client, alert: int) -> AlertDetails:
 
 
 def _label(text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
+    name, separator, value = as_label_filters([text])[0].partition(": ")
     if not separator or not name:
         raise ValueError(f"label {text!r}: write NAME=VALUE, as in team=nlp")
     return name, value

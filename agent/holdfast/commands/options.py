@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -9,8 +11,9 @@ import typer
 from holdfast.client import DEFAULT_SERVER
 
 __all__ = [
-    "DEFAULT_SERVER", "Checkpoint", "DryRun", "JobName", "Json", "NoWait", "OnlyJob", "ReadRate", "ReportTo",
-    "Server", "StoreJob", "StoreOption", "StorePath", "StoredCheckpoint", "Timeout", "Token", "Yes",
+    "DEFAULT_SERVER", "Checkpoint", "DryRun", "JobName", "Json", "Labels", "NoWait", "OnlyJob", "ReadRate",
+    "ReportTo", "Server", "StoreJob", "StoreOption", "StorePath", "StoredCheckpoint", "Timeout", "Token", "Yes",
+    "as_label_filters",
 ]  # fmt: skip
 
 Server = Annotated[
@@ -50,6 +53,14 @@ StoreOption = Annotated[
     ),
 ]
 StoreJob = Annotated[str, typer.Argument(metavar="JOB", help="The job's name, as in `holdfast store ls`.")]
+Labels = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--label",
+        metavar="NAME=VALUE",
+        help="Only jobs with this label, as in team=vision; NAME alone matches any value. Repeatable.",
+    ),
+]
 OnlyJob = Annotated[str | None, typer.Option("--job", metavar="JOB", help="Only this job.")]
 ReadRate = Annotated[
     str | None,
@@ -73,3 +84,8 @@ StoredCheckpoint = Annotated[
         help="The checkpoint's id, its iteration, or `latest`: the one that a restart resumes from.",
     ),
 ]
+
+
+def as_label_filters(labels: Sequence[str] | None) -> list[str]:
+    """Return the labels of an option as the server takes them: `team: vision` for `team=vision`."""
+    return [re.sub(r"\s*[=:]\s*", ": ", label, count=1) for label in labels or ()]

@@ -12,7 +12,7 @@ import typer
 
 from holdfast.client import CheckpointInfo, Client, Edit, JobSummary, NotFound
 from holdfast.commands.console import counted, fail, percent, print_json, print_table, say, seconds, with_client
-from holdfast.commands.options import JobName, Json
+from holdfast.commands.options import JobName, Json, Labels, as_label_filters
 from holdfast.protocol.analyses import RecoverySource, category_of
 from holdfast.protocol.wire import LeftOutData
 from holdfast.units import FixedInterval, format_bytes, format_interval, share
@@ -23,12 +23,24 @@ AttemptNumber = Annotated[
 
 
 @with_client
-def jobs(client: Client, json: Json = False) -> None:
+def jobs(
+    client: Client,
+    search: Annotated[
+        str | None, typer.Option("--search", metavar="TEXT", help="Only jobs with this in their name or host.")
+    ] = None,
+    project: Annotated[
+        str | None, typer.Option("--project", metavar="PROJECT", help="Only jobs of this project.")
+    ] = None,
+    owner: Annotated[str | None, typer.Option("--owner", metavar="OWNER", help="Only jobs of this owner.")] = None,
+    label: Labels = None,
+    json: Json = False,
+) -> None:
     """List the jobs that the server knows.
 
-    Example: holdfast jobs --json | jq -r '.[] | select(.status == "silent") | .job'
+    Examples: holdfast jobs --search gpu-17  ·  holdfast jobs --label team=nlp  ·
+    holdfast jobs --json | jq -r '.[] | select(.status == "silent") | .job'
     """
-    known = client.jobs()
+    known = client.jobs(search=search, project=project, owner=owner, labels=as_label_filters(label))
     if json:
         print_json(known)
     elif known:
@@ -45,6 +57,8 @@ def jobs(client: Client, json: Json = False) -> None:
             "VERDICT",
         )
         print_table(header, [_row(job) for job in known])
+    elif search or project or owner or label:
+        say("no job matches")
     else:
         say(f"no jobs yet: start one with holdfast.Session(..., server={client.server!r})")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from holdfast.protocol.account import Account, AccountKey, AccountWindow
 from holdfast.protocol.administration import (
@@ -43,15 +43,25 @@ class Alerts:
         *,
         job: str | None = None,
         project: str | None = None,
+        labels: Sequence[str] = (),
         history: bool = False,
         limit: int = 100,
         before: int | None = None,
     ) -> list[Alert]:
-        """Return the open alerts, newest first; with `history`, also resolved ones. Raises NotFound for a job."""
-        query = {"state": "all" if history else "open", "limit": limit, "before": before}
+        """Return the open alerts, newest first; with `history`, also resolved ones.
+
+        Args:
+            job: the one job; `labels` and `project` are then ignored.
+            labels: labels of the jobs that all match, such as `team: vision`, or `team` for any value.
+
+        Raises:
+            NotFound: no such job.
+        """
+        query: dict[str, object] = {"state": "all" if history else "open", "limit": limit, "before": before}
         if job is not None:
             return self._http.rows(Alert, "alerts", "/jobs/{job}/alerts", job, query=query)
-        return self._http.rows(Alert, "alerts", "/alerts", query={"project": project, **query})
+        query |= {"project": project, "label": list(labels)}
+        return self._http.rows(Alert, "alerts", "/alerts", query=query)
 
     def details(self, alert: int) -> AlertDetails:
         """Return an alert with its states, comments, messages and group. Raises NotFound."""

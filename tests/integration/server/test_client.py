@@ -32,6 +32,7 @@ from holdfast.client import (
     UnreachableError,
 )
 from holdfast.format.parity_file import ParityCode
+from holdfast.protocol.administration import AlertChannel
 from holdfast.protocol.fleet import BulkChange, Fleet
 from holdfast.protocol.jobs import Order
 from holdfast.protocol.orders import HaltAction
@@ -82,7 +83,7 @@ def address(tmp_path_factory) -> Iterator[str]:
             stall_seconds=[0.0] * 20, data_seconds=[0.0] * 20, metrics={"loss": [2.0] * 19 + [float("nan")]},
         ),
         events=[
-            AttemptStarted(at=1.79e9, iteration=0, lineage=1),
+            AttemptStarted(at=1.79e9, iteration=0, lineage=1, owner="ada", labels={"team": "nlp"}, host="gpu-5"),
             Checkpoint(
                 at=1.79e9, id="000000000010-1", iteration=10, lineage=1, kind="scheduled", state="durable",
                 payload_bytes=1000,
@@ -101,6 +102,53 @@ def address(tmp_path_factory) -> Iterator[str]:
     server.should_exit = True
     thread.join()
     listener.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (["--label", "team=nlp", "--owner", "ada", "--search", "GPU-5"], True),
+        (["--label", "team: nlp", "--label", "team", "--project", "default"], True),
+        (["--label", "team=vision"], False),
+        (["--search", "gpu-6"], False),
+    ],
+)
+def test_jobs_are_found_by_label_owner_and_host(address, options, found):
+    run = CliRunner().invoke(cli, ["jobs", *options, "--server", address], env={"COLUMNS": "200"})
+    assert (run.exit_code, "char-gpt" in run.stdout, "no job matches" in run.stdout) == (0, found, not found)
+
+
+def test_alerts_are_listed_by_label(address, monkeypatch):
+    asked = []
+    monkeypatch.setattr(administration.Alerts, "find", lambda _, **query: asked.append(query["labels"]) or [])
+
+    def alerts(*options):
+        return CliRunner().invoke(cli, ["alerts", *options, "--server", address]).exit_code
+
+    assert (alerts("--label", "team=nlp", "--label", "sweep"), alerts("--label", "team: nlp")) == (0, 0)
+    assert asked == [["team: nlp", "sweep"], ["team: nlp"]]
+    assert alerts("--job", "char-gpt", "--label", "team") == 2
+
+
+def test_a_channel_is_routed_by_its_name_or_id(address, monkeypatch):
+    channel = AlertChannel(
+        id="5f0c", project="default", name="oncall", kind="slack", target="", least_severity="info",
+        enabled=True, created_at=0.0, created_by="ada",
+    )  # fmt: skip
+
+    def route_channel(_, found, *, labels, **about):
+        assert found == "5f0c"
+        return msgspec.structs.replace(channel, labels=labels)
+
+    monkeypatch.setattr(administration.Alerts, "channels", lambda *_: [channel])
+    monkeypatch.setattr(administration.Alerts, "route_channel", route_channel)
+
+    def route(*arguments):
+        return CliRunner().invoke(cli, ["alerts", "route", *arguments, "--server", address])
+
+    assert "labels team: nlp" in route("oncall", "--label", "team=nlp").stdout
+    assert "labels team: nlp" in route("5f0c", "--label", "team: nlp").stdout
+    assert route("night", "--label", "").stderr.startswith("holdfast: no channels are named 'night'")
 
 
 def test_a_value_is_listed_and_changed_from_the_command_line(address):
@@ -138,6 +186,8 @@ def test_each_method_reads_what_the_server_answers(address):
     assert client.restore("char-gpt", checkpoint="000000000010-1", key="once").id == order.id
     assert [row.id for row in client.orders("char-gpt")] == [client.order("char-gpt", order.id).id]
     assert client.cancel_restore("char-gpt", order.id).state == "cancelled"
+    assert client.jobs(labels=["team: other"]) == client.jobs(owner="other") == client.jobs(search="other") == []
+    assert client.alerts.find(labels=["team: other"], history=True) == []
     assert client.alerts.find(history=True) == client.alerts.find(job="char-gpt", history=True)
     assert len(client.alerts.rules()) >= 10
     assert client.alerts.change_rule("mine", kind="silent", limit=30.0).limit == 30

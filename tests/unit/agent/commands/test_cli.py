@@ -48,7 +48,7 @@ SURFACE = {
     "every": ["JOB", "INTERVAL", "--for", "--json", "--no-wait", "--server", "--token"],
     "fork": ["JOB", "ITERATION", "NEW", "--json", "--server", "--store", "--token"],
     "goodput": ["JOB", "--json", "--server", "--token", "--window"],
-    "jobs": ["--json", "--server", "--token"],
+    "jobs": ["--json", "--label", "--owner", "--project", "--search", "--server", "--token"],
     "label": ["JOB", "CHECKPOINT", "TEXT", "--json", "--server", "--token"],
     "logs": ["JOB", "--attempt", "--json", "--server", "--token"],
     "pause-checkpoints": ["JOB", "--json", "--no-wait", "--server", "--token"],
