@@ -139,7 +139,8 @@ class MissingKind(ChannelKind):
 
     async def send(self, outgoing: OutgoingMessage, settings: AlertSettings, lookup: egress.Lookup) -> None:
         raise egress.UrlBlocked(
-            "this server does not support this kind of channel: remove it, update the server, or install its package"
+            "this server does not support this kind of channel: remove it, update the server, or install the "
+            "package of the kind"
         )
 
 
