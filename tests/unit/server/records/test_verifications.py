@@ -156,7 +156,7 @@ def test_a_request_takes_nobody_s_form_away_and_is_in_the_history_and_the_log(jo
     says(job, 1, "sound", checkpoint=SECOND)
     edits = client.get(f"{JOB}/edits").json()["edits"]
     assert [edit["summary"] for edit in edits if "verify" in edit["summary"]] == [
-        f"verify {SECOND} beside {FIRST}"
+        f"verify {SECOND} compared with {FIRST}"
     ]
     (entry,) = [one for one in client.get("/api/v1/audit").json()["entries"] if "verify" in one["action"]]
     assert (entry["action"], entry["who"]) == ("checkpoint.verify", "operator")
