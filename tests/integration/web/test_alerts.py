@@ -11,7 +11,10 @@ from playwright.sync_api import expect
 from starlette.testclient import TestClient
 
 from holdfast.client import Client
-from holdfast_server.alerts import evaluation
+from holdfast_server.alerts import deliveries, evaluation
+from holdfast_server.core.alert_settings import AlertSettings
+from holdfast_server.core.settings import ServerSettings
+from holdfast_web import create_app
 from tests.support.fake_agent import FakeAgent, over_client
 from tests.support.web_fixtures import NOW
 
@@ -158,6 +161,18 @@ def test_where_alerts_go_is_refused_until_the_operator_allows_it(client):
     assert refused.status_code == 409
     assert "HOLDFAST_WEBHOOKS=on" in refused.text
     assert 'value="https://hooks.slack.com/services/x"' in refused.text, "the input is lost"
+
+
+def test_the_channels_show_messages_until_they_are_sent_and_whether_they_have_links(empty_database, clock):
+    settings = ServerSettings(database=empty_database, alerts=AlertSettings(webhooks=True))
+    with TestClient(create_app(settings, clock=clock), base_url="http://127.0.0.1:7117") as client:
+        client.post(CHANNELS, data={"name": "chat", "target": "https://hooks.slack.com/services/x"})
+        page = client.get(CHANNELS).text
+        assert "(HOLDFAST_ADDRESS)" in page
+        assert "hx-trigger" not in page
+        (channel,) = client.get("/api/v1/projects/default/alert-channels").json()["channels"]
+        deliveries.send_test(client.app.state.services.database, "default", channel["id"], now=clock.now)
+        assert f'hx-select="#messages-{channel["id"]}"' in client.get(CHANNELS).text
 
 
 @pytest.mark.parametrize("path", [RULES.replace("default", "nowhere"), CHANNELS.replace("default", "nowhere")])

@@ -271,7 +271,7 @@ def remove_rule(project: str, rule: str, db: Db, now: Now, who: Who) -> Response
 
 @router.endpoint("GET", "/projects/{project}/alert-channels", access=PROJECT_ADMIN)
 def channels_page(project: str, db: Db, now: Now, config: Config) -> Response:
-    return views.channels_page(db, config.alerts, project, now).response()
+    return views.channels_page(db, config, project, now).response()
 
 
 @router.endpoint("POST", "/projects/{project}/alert-channels", access=PROJECT_ADMIN)
@@ -298,10 +298,10 @@ def new_channel(
     except UnknownProject:
         raise
     except RequestRefused as refusal:
-        page = views.channels_page(db, config.alerts, project, now)
+        page = views.channels_page(db, config, project, now)
         return replace(page, refused=str(refusal), typed=typed).response(refusal.status)
     # no redirect: only this answer contains the secret
-    return replace(views.channels_page(db, config.alerts, project, now), made=made).response()
+    return replace(views.channels_page(db, config, project, now), made=made).response()
 
 
 @router.endpoint("POST", "/projects/{project}/alert-channels/{channel}", access=PROJECT_ADMIN)
@@ -322,7 +322,7 @@ def route_channel(
         )
         channels.change(db, project, channel, changes, who=who, now=now)
     except InvalidSetting as refusal:
-        page = views.channels_page(db, config.alerts, project, now)
+        page = views.channels_page(db, config, project, now)
         return replace(page, refused=str(refusal)).response(refusal.status)
     return RedirectResponse(f"/projects/{project}/alert-channels#channel-{channel}", 303)
 

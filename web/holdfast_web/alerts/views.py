@@ -13,8 +13,8 @@ from holdfast.units import duration
 from holdfast_server.alerts import channels, deliveries, incidents, routing, rules
 from holdfast_server.alerts.channel_kinds.kind import ChannelKind, channel_kinds
 from holdfast_server.alerts.conditions import KINDS, SEVERITIES, RuleKind
-from holdfast_server.core.alert_settings import AlertSettings
 from holdfast_server.core.principal import Principal, Role
+from holdfast_server.core.settings import ServerSettings
 from holdfast_server.db import Database
 from holdfast_web.shared import forms
 from holdfast_web.shared.render import View
@@ -152,6 +152,8 @@ class ChannelsPage(View):
     services: Mapping[str, ChannelKind] = field(default_factory=channel_kinds)
     mail: bool
     webhooks: bool
+    links: bool
+    """Whether messages have links: the server knows its own address."""
     now: float
     made: AlertChannel | None = None
     """A new channel with its secret, which is shown once."""
@@ -219,7 +221,7 @@ def _field_text(value: float, unit: str) -> str:
     return duration(value) if unit == "seconds" else f"{value:.6g}"
 
 
-def channels_page(db: Database, settings: AlertSettings, project: str, now: float) -> ChannelsPage:
+def channels_page(db: Database, settings: ServerSettings, project: str, now: float) -> ChannelsPage:
     logs = [
         ChannelLog(
             channel=channel,
@@ -229,5 +231,6 @@ def channels_page(db: Database, settings: AlertSettings, project: str, now: floa
         for channel in channels.list_channels(db, project)
     ]
     return ChannelsPage(
-        project=project, channels=logs, mail=bool(settings.smtp_host), webhooks=settings.webhooks, now=now
-    )
+        project=project, channels=logs, mail=bool(settings.alerts.smtp_host), webhooks=settings.alerts.webhooks,
+        links=bool(settings.address), now=now,
+    )  # fmt: skip
