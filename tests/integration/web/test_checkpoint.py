@@ -130,6 +130,11 @@ def test_a_fork_is_shown_at_its_iteration_and_says_where_it_comes_from(
     copy = words(client.get(f"/jobs/branch/checkpoints/{POINT}").text)
     assert f"The job was forked from char-gpt , checkpoint {POINT} ; this checkpoint is the copy." in copy
     assert "forked from" in client.get("/jobs/branch/live").text
+    again = FakeAgent(over_client(client), job="branch", iteration=120, lineage=3, attempt=3)
+    again.start(resumed_from=POINT)
+    again.events.append(wire.LineageStarted(at=again.at, lineage=3, iteration=120, parent=POINT))
+    again.send()
+    assert "lineage <b>3</b></span>" in client.get("/jobs/branch").text, "numbers go on from those of the origin"
 
 
 def test_the_command_of_a_fork_is_shown_and_a_name_that_cannot_be_is_refused(
