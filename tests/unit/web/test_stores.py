@@ -27,6 +27,7 @@ def test_stores_come_by_load_or_by_address(client: TestClient, clock: FakeClock)
             client.put("/api/v1/store-limits", json={"target": f"s3://{place}", "limit": "100MB/s"})
     page = client.get("/stores").text
     assert re.findall(r"<bdi>s3://(\w)</bdi></a>", page) == ["c", "b", "a"]
+    assert 'href="/account?by=store"' in page
     assert re.findall(r'data-label="Load">([^<]*)<', page) == ["–", "90.0 %", "10.0 %"]
     by_address = client.get("/stores?sort=address").text
     assert re.findall(r"<bdi>s3://(\w)</bdi></a>", by_address) == ["a", "b", "c"]
