@@ -22,6 +22,21 @@ class SkippedEpochs:
         self._is_over, self._is_reported = False, False
         self._before: tuple[dict[str, Any], list[Any]] | None = None
         """Random state and `_changes` at the first call that gave nothing."""
+        self._called_in: dict[int, int] = {}
+        """By loader, its epoch when the script last called `session.batches` again for it, as for each epoch."""
+
+    def called(self, loader: int, epoch: int) -> None:
+        """Record a call of `session.batches` for a loader, by number, in an epoch."""
+        self._called_in[loader] = epoch if loader in self._called_in else 0
+
+    def obstacle_to_restore(self, loader: int, epoch: int) -> str | None:
+        """Say why the running script cannot go back to an epoch of a loader; `None` if it can."""
+        if epoch >= self._called_in.get(loader, 0):
+            return None
+        return (
+            "this script calls session.batches for each epoch, and would not repeat what it does between the "
+            "calls, such as a step of a schedule: a loop over one call for all epochs can be restored in place"
+        )
 
     def skip(self) -> str | None:
         """Record that a call gives no batch, since its epochs are over. Returns the same as `end`.

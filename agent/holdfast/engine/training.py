@@ -110,8 +110,6 @@ class Training:
         self._enclosed: set[str] = set()
         """Keywords of loaders of other libraries that a counted iterable draws from: its count includes them."""
         self._current = -1  # index of the loader in use
-        self._called_again: dict[int, int] = {}
-        """By loader, its epoch when the script last called `session.batches` again for it, as for each epoch."""
         self._loaded: list[dict[str, Any]] = []
         """Positions from a checkpoint, also for loaders that the script has not used yet."""
         self._loaded_settings: list[dict[str, Any]] = []
@@ -323,8 +321,6 @@ class Training:
             if not isinstance(loader, DataLoader):
                 self._enclosed.update(given_within(loader, self.registry.given))
             self._name_loader_differences(loader, number)
-        else:
-            self._called_again[number] = self._loaders[number][1].epoch
         return number, self._loaders[number][1]
 
     def _name_loader_differences(self, loader: Iterable[Any], number: int) -> None:
@@ -534,11 +530,8 @@ class Training:
                 "holdfast.Variables, so the running loop would continue with other data: give "
                 "loop=holdfast.Variables() if the loop counts session.iteration"
             )
-        if loader is not None and epoch < self._called_again.get(loader, 0):
-            return (
-                "this script calls session.batches for each epoch, and would not repeat what it does between the "
-                "calls, such as a step of a schedule: a loop over one call for all epochs can be restored in place"
-            )
+        if loader is not None and (why := self.skipped_epochs.obstacle_to_restore(loader, epoch)) is not None:
+            return why
         for _, cursor in self._loaders:
             if cursor.shared_iterator is not None:
                 return (
