@@ -328,7 +328,7 @@ class Generating(LoggedTrainer):
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self._step, self._buffered_inputs = 0, None
+        self._step, self._buffered_inputs, self._total_train_tokens = 0, None, 0
         self._metrics = {"train": collections.defaultdict(list)}
 
     def training_step(self, model, inputs, *args, **options):
@@ -336,6 +336,8 @@ class Generating(LoggedTrainer):
             self._buffered_inputs = [{"noise": torch.rand(4), "of": self._step} for _ in range(3)]
         self._metrics["train"]["noise"].append(self._buffered_inputs[self._step % 3]["noise"].sum().item())
         self._step += 1
+        self._total_train_tokens += 12
+        self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
         return super().training_step(model, inputs, *args, **options)
 
     def log(self, logs, *args, **options):

@@ -39,6 +39,8 @@ _PROGRESS = (
 """Attributes of `TrainerState` that training changes, besides `log_history`. Others follow from the arguments."""
 _ROLLOUTS = ("_step", "_buffered_inputs")
 """Attributes of TRL's trainers that generate data for several updates, such as `GRPOTrainer`."""
+_TRL_TOKENS = "_total_train_tokens"
+"""Attribute of TRL's trainers that counts the tokens so far, to log them."""
 _TRL_METRICS = "_metrics"
 """Values since the last log of TRL's trainers, by mode and name."""
 _ARGUMENTS = ("max_steps", "num_train_epochs", "gradient_accumulation_steps", "max_grad_norm")
@@ -320,7 +322,8 @@ class _Position:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self.saved_attributes = _ROLLOUTS if vars(trainer).keys() >= set(_ROLLOUTS) else ()
+        own = vars(trainer).keys()
+        self.saved_attributes = (*(_ROLLOUTS if own >= set(_ROLLOUTS) else ()), *(own & {_TRL_TOKENS}))
         """Attributes of the trainer that are in checkpoints as they are."""
         self.epoch = self.updates = 0
         """Epoch, and updates in it."""
