@@ -1,11 +1,15 @@
-"""Cursors: epochs of batches from any loader, with a position that can be saved and restored."""
+"""Cursors: epochs of batches from any loader; their position, and that of training, which checkpoints hold."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
+import msgspec
+
 from holdfast.data.loader import DataLoader
+from holdfast.errors import DamagedCheckpoint
+from holdfast.format.manifest import MANIFEST
 
 
 def cursor_over(loader: Iterable[Any]) -> Cursor:
@@ -60,3 +64,32 @@ def require_leaving_out(state_dict: Mapping[str, Any]) -> None:
     """Raise ValueError if the loader whose position this is cannot leave batches out, whatever its length."""
     if "taken" not in state_dict and "start" not in state_dict:
         raise ValueError("it continues from its own state, which cannot be advanced")
+
+
+LEAVE_OUT = "leave_out"
+"""Key in the position of a loader: how many batches to leave out when the loader gets there."""
+
+
+class BatchesAnIteration(msgspec.Struct, frozen=True):
+    """How many batches each iteration up to the current one has taken."""
+
+    batches: int = 0
+    """0: not known."""
+    since: int = 0
+    """The iteration after which all have taken that number, on this number of ranks."""
+
+    @classmethod
+    def saved(cls, session: Mapping[str, Any], iteration: int) -> BatchesAnIteration:
+        """Return what the session's state of a checkpoint says."""
+        batches = session.get("batches_an_iteration") or 0
+        return cls(batches, session.get("batches_counted_from", 0 if batches else iteration))
+
+
+def require_position(trees: Mapping[str, Any]) -> None:
+    """Raise DamagedCheckpoint if a checkpoint has no position or no random state."""
+    session = trees.get("session")
+    kinds = {"loaders": list, "loader": int, "controller": dict}
+    if not isinstance(session, dict) or not all(isinstance(session.get(key), kind) for key, kind in kinds.items()):
+        raise DamagedCheckpoint(MANIFEST, "missing or invalid position in training")
+    if not isinstance(trees.get("rng"), dict):
+        raise DamagedCheckpoint(MANIFEST, "missing or invalid random state")

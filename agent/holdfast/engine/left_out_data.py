@@ -7,9 +7,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.data.cursor import Cursor, require_leaving_out
+from holdfast.data.cursor import LEAVE_OUT, BatchesAnIteration, Cursor, require_leaving_out
 from holdfast.distributed.ranks import Ranks
-from holdfast.engine.training import LEAVE_OUT, BatchesAnIteration
 from holdfast.errors import HoldfastError, IncompatibleCheckpoint
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.protocol.wire import DataSkip, LeftOutData

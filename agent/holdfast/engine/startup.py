@@ -20,9 +20,10 @@ from holdfast.checkpoint import restore
 from holdfast.checkpoint.restore import LoadedCheckpoint
 from holdfast.checkpoint.stored_manifest import read_stored
 from holdfast.config import environment_notices
+from holdfast.data.cursor import BatchesAnIteration
 from holdfast.distributed.ranks import Ranks, RanksLost
 from holdfast.engine.operator import Operator
-from holdfast.engine.training import BatchesAnIteration, Training
+from holdfast.engine.training import Training
 from holdfast.engine.unsaved_work import describe_running_predecessor
 from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckpoint, with_way_out
 from holdfast.protocol import wire

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import torch
 from torch.utils.hooks import RemovableHandle
 
@@ -18,13 +17,13 @@ from holdfast import accelerators
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.restore import LoadedCheckpoint, Regions
 from holdfast.checkpoint.stored_manifest import StoredManifest, read_stored
-from holdfast.data.cursor import Cursor, cursor_over
+from holdfast.data.cursor import LEAVE_OUT, BatchesAnIteration, Cursor, cursor_over, require_position
 from holdfast.data.loader import DataLoader
 from holdfast.data.reachable import given_within
 from holdfast.distributed.ranks import Ranks
 from holdfast.engine.optional_parts import watch_over
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
-from holdfast.format.manifest import MANIFEST, Manifest
+from holdfast.format.manifest import Manifest
 from holdfast.format.shards import saved_rank, state_for
 from holdfast.pacing import Controller
 from holdfast.protocol.values import ValueInForce, saved_values, values_of
@@ -42,39 +41,6 @@ if TYPE_CHECKING:
     from holdfast.engine.left_out_data import ToLeaveOut
     from holdfast.engine.skipped_epochs import SkippedEpochs
     from holdfast.save.history import History
-
-
-LEAVE_OUT = "leave_out"
-"""Key in the position of a loader: how many batches to leave out when the loader gets there."""
-
-
-class BatchesAnIteration(msgspec.Struct, frozen=True):
-    """How many batches each iteration up to the current one has taken."""
-
-    batches: int = 0
-    """0: not known."""
-    since: int = 0
-    """The iteration after which all have taken that number, on this number of ranks."""
-
-    @classmethod
-    def saved(cls, session: Mapping[str, Any], iteration: int) -> BatchesAnIteration:
-        """Return what the session's state of a checkpoint says."""
-        batches = session.get("batches_an_iteration") or 0
-        return cls(batches, session.get("batches_counted_from", 0 if batches else iteration))
-
-    def after(self, iteration: int, batches: int) -> BatchesAnIteration:
-        """Return what is known after an iteration that took so many."""
-        return self if batches == self.batches else BatchesAnIteration(batches, iteration - 1)
-
-
-def require_position(trees: Mapping[str, Any]) -> None:
-    """Raise DamagedCheckpoint if a checkpoint has no position or no random state."""
-    session = trees.get("session")
-    kinds = {"loaders": list, "loader": int, "controller": dict}
-    if not isinstance(session, dict) or not all(isinstance(session.get(key), kind) for key, kind in kinds.items()):
-        raise DamagedCheckpoint(MANIFEST, "missing or invalid position in training")
-    if not isinstance(trees.get("rng"), dict):
-        raise DamagedCheckpoint(MANIFEST, "missing or invalid random state")
 
 
 logger = logging.getLogger("holdfast")
@@ -250,7 +216,8 @@ class Training:
                 knows_loaders=bool(self._loaders or self._given_loaders),
                 epochs=self._epochs,
             )
-        self.counted = self.counted.after(self._position.iteration, self.unsaved_batches)
+        if self.unsaved_batches != self.counted.batches:
+            self.counted = BatchesAnIteration(self.unsaved_batches, self._position.iteration - 1)
         if self._to_leave_out is not None:
             cursors = [cursor for _, cursor in self._loaders]
             later = self._loaded[len(cursors) :]

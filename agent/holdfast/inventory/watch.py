@@ -14,11 +14,10 @@ from holdfast.data.loader import DataLoader
 from holdfast.data.reachable import lacking_states
 from holdfast.inventory.changing_state import ChangingState
 from holdfast.inventory.drawn_iterators import unsaved_iterators
-from holdfast.inventory.draws import DrawnBatches
+from holdfast.inventory.draws import DrawnBatches, ReplacedLoaders
 from holdfast.inventory.early_draws import EarlyDraws
 from holdfast.inventory.loop_counters import LoopCounters
 from holdfast.inventory.missing_state import missing
-from holdfast.inventory.replaced_loaders import ReplacedLoaders
 from holdfast.inventory.unsaved_objects import UnsavedObjects
 from holdfast.inventory.weight_copies import WeightCopies
 from holdfast.state.registry import CapturedState, Registry

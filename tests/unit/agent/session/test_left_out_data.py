@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 import holdfast
 from holdfast.checkpoint import restore
-from holdfast.engine.training import BatchesAnIteration
+from holdfast.data.cursor import BatchesAnIteration
 from holdfast.errors import IncompatibleCheckpoint
 from holdfast.protocol import wire
 from holdfast.protocol.orders import skip_of

@@ -7,7 +7,7 @@ import torch
 
 import holdfast
 from holdfast.data.cursor import cursor_over
-from holdfast.telemetry.reporter import RunLength
+from holdfast.telemetry.run_length import RunLength
 
 
 class Samples(torch.utils.data.Dataset):
