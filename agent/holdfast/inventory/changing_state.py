@@ -334,10 +334,8 @@ def _entries(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
 def _is_held(change: Change, entries: list[tuple[str, Any]], storages: set[int]) -> bool:
     """Whether a state has the value of an attribute: under a similar name, or one that cannot be a coincidence."""
     value, name = current_value(change.attribute), change.attribute.name
-    if all(
-        isinstance(each, torch.Tensor) and each.untyped_storage().data_ptr() in storages
-        for each in _leaves(value, CONTAINER_DEPTH)
-    ):
+    leaves = list(_leaves(value, CONTAINER_DEPTH))
+    if all(isinstance(each, torch.Tensor) and each.untyped_storage().data_ptr() in storages for each in leaves):
         return True
     describe = describer_of(type(value))
     described = describe(value) if describe is not None else None
@@ -350,7 +348,15 @@ def _is_held(change: Change, entries: list[tuple[str, Any]], storages: set[int])
             return True
         if is_equal and not may_coincide and (type(value) is not int or path.startswith(f".{keyword}.")):
             return True
-    return False
+    return leaves[0] is not value and _are_entries(
+        leaves, [e for path, e in entries if path.startswith(f".{keyword}.")]
+    )
+
+
+def _are_entries(values: list[Any], entries: list[Any]) -> bool:
+    """Whether a state has each of these values, as copies: the entries of a list or dict."""
+    described = [describe(each) if (describe := describer_of(type(each))) else None for each in values]
+    return all(each is not None and each in entries for each in described)
 
 
 def _leaves(value: Any, depth: int) -> Iterator[Any]:

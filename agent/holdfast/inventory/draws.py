@@ -1,4 +1,4 @@
-"""What a loop draws in its iterations: batches that it keeps, loaders without a saved position, replaced loaders."""
+"""What a loop draws in its iterations: batches that it keeps, loaders that are unsaved or replaced."""
 
 from __future__ import annotations
 
