@@ -300,7 +300,7 @@ class Session:
         """
         self.resume()
         number, cursor = self._training.cursor_for(loader)
-        self._training.skipped_epochs.called(number, cursor.epoch)
+        self._training.skipped_epochs.called(number, cursor.epoch, epochs)
         self._training.report_left_out(self._saver.history, self._reporter)
         self._reporter.length.follow(loader, cursor.epoch, epochs, lambda: self._training.counted.batches)
         is_known = cursor.limitation in self._limitations

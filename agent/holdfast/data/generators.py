@@ -5,7 +5,6 @@ Counters of a sampler, and what training changes in it, are saved too: its order
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -45,10 +44,6 @@ class GeneratorStates:
             for path, item in reachable(name, part):
                 if is_generator(item) and not is_global_generator(item):
                     found[path] = StatefulGenerator(item)
-                elif isinstance(item, itertools.cycle):
-                    from holdfast.data.hidden_generators import CyclePlace  # few loaders have a cycle
-
-                    found |= {path: CyclePlace(item)} if CyclePlace(item).is_known else {}
                 elif _is_sampler(item, path):
                     from holdfast.data.sampler_values import SamplerValues  # few loaders have one of their own
 

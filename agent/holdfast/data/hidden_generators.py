@@ -1,11 +1,9 @@
-"""Generators that the first search of a loader does not see: in a cache, created later, or `itertools.cycle`."""
+"""Generators that the first search of a loader does not see: in a cache, or created later."""
 
 from __future__ import annotations
 
 import gc
 import itertools
-import operator
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,39 +16,8 @@ MOST_OBJECTS = 256
 """In a larger dataset they are not looked for: a search takes less than a millisecond."""
 MOST_CACHED = 64
 """A cache of more values holds data."""
-_REPEATABLE = ("list_iterator", "tuple_iterator", "range_iterator")
 _ELEMENT = "_lru_list_elem"
 _PLAIN = (str, bytes, int, float, bool, type(None))
-
-
-class CyclePlace(StatefulGenerator):
-    """Gives an `itertools.cycle` over a list, tuple or range `state_dict` and `load_state_dict`: its place."""
-
-    def __init__(self, cycle: Any) -> None:
-        self.generator = cycle
-        place = self._place()
-        self.is_known = place is not None
-        self.kind = f"itertools.cycle over {place[1]} items" if place is not None else None
-
-    def _place(self) -> tuple[int, int] | None:
-        """Return the number of the next item, and how many there are; `None` if that is unknown."""
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)
-                _, (source,), (given, is_repeating) = self.generator.__reduce__()
-        except (TypeError, ValueError, AttributeError):  # another version of Python
-            return None
-        left = operator.length_hint(source) if type(source).__name__ in _REPEATABLE else 0
-        count = len(given) + (0 if is_repeating else left)
-        return ((count - left) % count, count) if left else None if not given or is_repeating else (0, count)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"kind": self.kind, "state": (self._place() or (0, 0))[0]}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if (now := self._place()) is not None:
-            for _ in range((state_dict["state"] - now[0]) % now[1]):
-                next(self.generator)
 
 
 def cached_values(function: Any) -> Iterator[tuple[str, Any]]:

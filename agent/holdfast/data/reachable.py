@@ -66,7 +66,7 @@ def parts_in_process(loader: Any) -> dict[str, Any]:
 
 def given_within(iterable: Any, objects: Mapping[str, Any]) -> list[str]:
     """Return the keywords of loaders with a position of their own from which a counted iterable draws."""
-    loaders = {keyword: item for keyword, item in objects.items() if _has_position(item) and item is not iterable}
+    loaders = {keyword: item for keyword, item in objects.items() if has_position(item) and item is not iterable}
     return [keyword for keyword, item in loaders.items() if is_within(item, iterable)]
 
 
@@ -76,11 +76,12 @@ def lacking_states(objects: Mapping[str, Any]) -> list[str]:
         f"the state_dict of {keyword} lacks {what}: each resume loses the samples in it. Draw from "
         f"session.batches(...) instead of giving {keyword} by keyword, or use holdfast.DataLoader"
         for keyword, item in objects.items()
-        if _has_position(item) and (what := incomplete_state(item)) is not None
+        if has_position(item) and (what := incomplete_state(item)) is not None
     ]
 
 
-def _has_position(item: Any) -> bool:
+def has_position(item: Any) -> bool:
+    """Whether an object is a loader of another library that saves its position."""
     is_own = type(item).__module__.startswith("holdfast.") or isinstance(item, torch.nn.Module)
     return hasattr(type(item), "__iter__") and hasattr(item, "state_dict") and not is_own
 

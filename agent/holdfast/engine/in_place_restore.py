@@ -105,6 +105,8 @@ class InPlaceRestore:
             self._reporter.trained_elsewhere(loaded.manifest.fingerprint)
             for what in self._differing:
                 self._reporter.notice("warning", "settings", what)
+            for what in self._training.not_repeated():
+                self._reporter.notice("warning", "restore", what)
             self._reporter.order(order, "restored", seconds=seconds, safety=safety)
         return False
 
@@ -165,12 +167,10 @@ class InPlaceRestore:
         self._reporter.notice("error", "restore", f"restore of {checkpoint} refused: {error}")
 
     def _why_not_in_place(self, target: CheckpointToRestore) -> str | None:
-        loader, epoch = None, 0
+        loader = None
         with contextlib.suppress(OSError, HoldfastError):  # loading it will say what is wrong with it
-            session = target.manifest.state["session"]
-            loader = session["loader"]
-            epoch = session["loaders"][loader].get("epoch", 0) if loader >= 0 else 0
-        return self._training.obstacle_to_restore(loader, epoch)
+            loader = target.manifest.state["session"]["loader"]
+        return self._training.obstacle_to_restore(loader)
 
     def _save_current_state(self, target: CheckpointToRestore) -> str:
         """Make the current state durable, and return its checkpoint.

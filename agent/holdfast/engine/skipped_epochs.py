@@ -23,20 +23,22 @@ class SkippedEpochs:
         self._before: tuple[dict[str, Any], list[Any]] | None = None
         """Random state and `_changes` at the first call that gave nothing."""
         self._called_in: dict[int, int] = {}
-        """By loader, its epoch when the script last called `session.batches` again for it, as for each epoch."""
+        """By loader, the epoch of its last call, of those that gave one epoch."""
 
-    def called(self, loader: int, epoch: int) -> None:
-        """Record a call of `session.batches` for a loader, by number, in an epoch."""
-        self._called_in[loader] = epoch if loader in self._called_in else 0
+    def called(self, loader: int, epoch: int, epochs: int | None) -> None:
+        """Record a call of `session.batches` in an epoch of a loader, by number, up to so many epochs in all."""
+        if epochs is not None and epochs - epoch <= 1:
+            self._called_in[loader] = epoch
 
-    def obstacle_to_restore(self, loader: int, epoch: int) -> str | None:
-        """Say why the running script cannot go back to an epoch of a loader; `None` if it can."""
+    def not_repeated(self, loader: int, epoch: int) -> list[str]:
+        """Describe what a restore in place to an epoch of a loader leaves out."""
         if epoch >= self._called_in.get(loader, 0):
-            return None
-        return (
-            "this script calls session.batches for each epoch, and would not repeat what it does between the "
-            "calls, such as a step of a schedule: a loop over one call for all epochs can be restored in place"
-        )
+            return []
+        return [
+            "the script calls session.batches for one epoch, and the restore went back to an earlier one within "
+            "the same call: what the script does between calls for each epoch, such as a step of a schedule, is "
+            "not repeated. Restart the script for an exact continuation, or draw all epochs from one call"
+        ]
 
     def skip(self) -> str | None:
         """Record that a call gives no batch, since its epochs are over. Returns the same as `end`.

@@ -209,13 +209,10 @@ class Training:
             loader.iteration_ended()
         if self._watch is not None:
             self._watch.compare_draws(
-                self._given_loaders,
-                self.unsaved_batches,
-                number=self._current if self.unsaved_batches else None,
-                is_resumed=self.restore_count > 0,
-                knows_loaders=bool(self._loaders or self._given_loaders),
+                self._given_loaders, self.unsaved_batches, number=self._current if self.unsaved_batches else None,
+                is_resumed=self.restore_count > 0, knows_loaders=bool(self._loaders or self._given_loaders),
                 epochs=self._epochs,
-            )
+            )  # fmt: skip
         if self.unsaved_batches != self.counted.batches:
             self.counted = BatchesAnIteration(self.unsaved_batches, self._position.iteration - 1)
         if self._to_leave_out is not None:
@@ -479,11 +476,10 @@ class Training:
         different = describe(self.registry.differences(trees, shapes))
         return [*left, *different, *self.registry.reordered(trees, shapes)]
 
-    def obstacle_to_restore(self, loader: int | None = None, epoch: int = 0) -> str | None:
+    def obstacle_to_restore(self, loader: int | None = None) -> str | None:
         """Say why the running script cannot be restored in place; `None` if it can.
 
-        `loader` is the index of the one in use when the checkpoint was taken; `None` for the current one. `epoch`
-        is its epoch there.
+        `loader` is the index of the one in use when the checkpoint was taken; `None` for the current one.
         """
         if self.replays_updates:
             return "a CUDA graph of this script replays an optimizer step in memory that a restore would replace"
@@ -497,8 +493,6 @@ class Training:
                 "holdfast.Variables, so the running loop would continue with other data: give "
                 "loop=holdfast.Variables() if the loop counts session.iteration"
             )
-        if loader is not None and (why := self.skipped_epochs.obstacle_to_restore(loader, epoch)) is not None:
-            return why
         for _, cursor in self._loaders:
             if cursor.shared_iterator is not None:
                 return (
@@ -508,6 +502,12 @@ class Training:
         if self._loaders and loader not in (None, self._current):
             return "the checkpoint was taken while the script used another loader"
         return None
+
+    def not_repeated(self) -> list[str]:
+        """Describe what the restore in place, which was just applied, leaves out."""
+        if self._restorable_in_place or not self._loaders:
+            return []
+        return self.skipped_epochs.not_repeated(self._current, self.epoch)
 
     def limitations(self) -> list[str]:
         """Describe the limitations of loaders that the session was given."""

@@ -356,6 +356,8 @@ def _is_held(change: Change, entries: list[tuple[str, Any]], storages: set[int])
 def _are_entries(values: list[Any], entries: list[Any]) -> bool:
     """Whether a state has each of these values, as copies: the entries of a list or dict."""
     described = [describe(each) if (describe := describer_of(type(each))) else None for each in values]
+    if any(type(each) is tuple and type(each[-1]) is list for each in described):
+        return True  # on a device, where a comparison would wait for it
     return all(each is not None and each in entries for each in described)
 
 

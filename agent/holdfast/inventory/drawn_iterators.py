@@ -25,9 +25,13 @@ def unsaved_iterators() -> list[str]:
     """
     for frame in script_frames(_names):
         function = function_of(frame.code)
-        for node in _drawn(function, frame.line) if function is not None else ():
+        if function is None:
+            continue
+        for node in _drawn(function, frame.line):
             found = resolve(node, frame.values)
-            if isinstance(found, types.GeneratorType) and _has_position(found.gi_code):
+            if not isinstance(found, types.GeneratorType) or _begins_at_position(function, node):
+                continue
+            if _has_position(found.gi_code):
                 return [
                     f"the loop draws from the generator `{ast.unparse(node)}`, and no checkpoint holds its "
                     "position: after a resume it begins anew. Draw from session.batches(...) over it, or move it "
@@ -65,6 +69,17 @@ def _drawn(function: ast.AST, line: int) -> Iterator[ast.AST]:
     ]
     moved = {ast.unparse(drawn) for loop in loops for each in (loop, *within(loop)) if (drawn := _iterated(each))}
     yield from (drawn for each, drawn in nodes if id(each) in inside and ast.unparse(drawn) not in moved)
+
+
+def _begins_at_position(function: ast.AST, drawn: ast.AST) -> bool:
+    """Whether the script makes it from the iteration of the session, as in `stream(data, session.iteration)`."""
+    read = {ast.unparse(drawn)}
+    assigned = [each for each in ast.walk(function) if isinstance(each, ast.Assign)]
+    values = [each.value for each in assigned if any(ast.unparse(target) in read for target in each.targets)]
+    names = {part.id for value in values for part in ast.walk(value) if isinstance(part, ast.Name)}
+    values += [each.value for each in assigned if any(ast.unparse(target) in names for target in each.targets)]
+    attributes = (getattr(part, "attr", "") for value in values for part in ast.walk(value))
+    return any(each in ("iteration", "resume") for each in attributes)
 
 
 def _has_position(code: types.CodeType) -> bool:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from holdfast.data.loader import DataLoader
-from holdfast.data.reachable import lacking_states
+from holdfast.data.reachable import has_position, lacking_states
 from holdfast.inventory.changing_state import ChangingState
 from holdfast.inventory.drawn_iterators import unsaved_iterators
 from holdfast.inventory.draws import DrawnBatches, ReplacedLoaders
@@ -146,11 +146,13 @@ class Inventory:
         knows_loaders = knows_loaders or bool(self._drawn_from or self._known_loaders)  # unsaved ones are named
         found = self._draws.iteration_ended(loaders, batches, is_resumed=is_resumed, knows_loaders=knows_loaders)
         self._messages += [("loader", each) for each in found]
-        if self._iterations == DRAWING_ITERATION and not (knows_loaders or self._has_variables()):
+        is_known = knows_loaders or bool(found) or self._has_position()
+        if self._iterations == DRAWING_ITERATION and not is_known:
             self._note(unsaved_iterators)
 
-    def _has_variables(self) -> bool:
-        return any(isinstance(each, Variables) for each in self._registry.given.values())
+    def _has_position(self) -> bool:
+        """Whether a given object may hold the position in the data."""
+        return any(isinstance(each, Variables) or has_position(each) for each in self._registry.given.values())
 
     def found(self, iteration: int, loaders: Callable[[], Collection[Any]]) -> list[tuple[str, str]]:
         """Describe what was found since the last call, each once, with the codes of notices.

@@ -27,6 +27,7 @@ MOST_VARIABLES = 1000
 MOST_ENTRIES = 64
 MOST_TENSORS = 4
 _WORDS = split_names("ema swa averaged average averages avg shadow teacher target")
+_OTHER_WORDS = split_names("grad grads gradient gradients loss losses meter meters metric metrics")
 
 
 class WeightCopies:
@@ -122,7 +123,8 @@ def _is_named_so(path: str, value: Any) -> bool:
     is_holder = isinstance(value, (torch.nn.Module, dict, list)) or is_walked(kind)
     if not is_holder or kind.__module__.startswith("holdfast.") or is_ignored(path.rpartition(".")[2]):
         return False
-    return any(words_of(each) & _WORDS for each in (kind.__name__, *path.split(".")))
+    words = frozenset[str]().union(*(words_of(each) for each in (kind.__name__, *path.split("."))))
+    return bool(words & _WORDS) and not words & _OTHER_WORDS
 
 
 def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:

@@ -136,7 +136,7 @@ def _alert(kinds: dict[str, tuple[str, str]]) -> _Rule:
 
     def rule(facts: VerdictFacts) -> _Sentence | None:
         for alert in facts.alerts:
-            if alert.kind in SLOW and (_data(facts) or _straggler(facts)):
+            if alert.kind in SLOW and alert.severity != "critical" and (_data(facts) or _straggler(facts)):
                 continue
             if alert.kind in kinds and (alert.kind in LASTING or not facts.job.has_ended):
                 words, step = kinds[alert.kind]

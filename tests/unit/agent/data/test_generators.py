@@ -115,16 +115,6 @@ def in_cached_function(make, draw):
     return Numbers(lambda: draw(source(0))), {}
 
 
-def in_cycle(make, draw):
-    sources = itertools.cycle([make(), make(), make()])
-    return Numbers(lambda: draw(next(sources))), {}
-
-
-def in_turns(make, draw):
-    turns, own = itertools.cycle(range(5)), make()
-    return Numbers(lambda: next(turns) + draw(own)), {}
-
-
 def in_class(make, draw):
     class Transform:
         source = make()
@@ -136,7 +126,7 @@ def in_class(make, draw):
 
 
 PLACES = [in_closure, in_containers, in_collate_function, in_sampler, in_stream]
-PLACES += [in_cached_function, in_cycle, in_turns, in_class]
+PLACES += [in_cached_function, in_class]
 
 
 @pytest.mark.parametrize("stop", [1, 3, 4, 6])

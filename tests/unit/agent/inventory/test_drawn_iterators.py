@@ -70,6 +70,13 @@ def moving_it(session, *trained):
         train(session, *trained, next(batches))
 
 
+def giving_the_position(session, *trained):
+    session.resume()
+    batches = slices(torch.rand(8, 1)[session.iteration :])
+    while session.iteration < 4:
+        train(session, *trained, next(batches))
+
+
 def drawing_from_the_session(session, *trained):
     batches = session.batches(documents())
     while session.iteration < 4:
@@ -85,6 +92,7 @@ def drawing_from_the_session(session, *trained):
         (iterating_over_a_variable, 1),
         (drawing_from(random_batches), 0),
         (moving_it, 0),
+        (giving_the_position, 0),
         (drawing_from_the_session, 0),
     ],
 )

@@ -131,7 +131,9 @@ def test_what_the_message_offers_follows_the_supervisor(supervised: SupervisedJo
     supervised.evaluate()
     supervised.report("gave_up", start=1, waits=False)
     supervised.evaluate(10)
-    assert supervised.alerts == [f"gave up after 1 start: {OOM}. Fix the cause, then start the script again"]
+    assert supervised.alerts == [
+        f"gave up after 1 start: {OOM} on node-1. Fix the cause, then start the script again"
+    ]
     assert supervised.messages == ["firing"]
 
 
