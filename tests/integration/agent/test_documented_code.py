@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ ELSEWHERE = {
     "docs/client.md": "tests/integration/server/test_client.py",
     "docs/accelerate.md": "tests/frameworks/test_documented_scripts.py",
     "docs/data-loaders.md": "tests/frameworks/test_stateful_loaders.py",
+    "docs/frameworks.md": "tests/frameworks/test_ignite.py",
     "docs/lightning.md": "tests/frameworks/test_documented_scripts.py",
     "docs/loggers.md": "tests/frameworks/test_documented_scripts.py",
     "docs/metrics.md": "tests/frameworks/test_opentelemetry.py",
@@ -35,7 +37,8 @@ ELSEWHERE = {
 
 
 def blocks(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    found = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    return [textwrap.dedent(each) for each in found]  # one within a list is indented
 
 
 def pages() -> list[str]:
