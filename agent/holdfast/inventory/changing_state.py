@@ -356,9 +356,14 @@ def _is_held(change: Change, entries: list[tuple[str, Any]], storages: set[int])
 def _are_entries(values: list[Any], entries: list[Any]) -> bool:
     """Whether a state has each of these values, as copies: the entries of a list or dict."""
     described = [describe(each) if (describe := describer_of(type(each))) else None for each in values]
-    if any(type(each) is tuple and type(each[-1]) is list for each in described):
-        return True  # on a device, where a comparison would wait for it
-    return all(each is not None and each in entries for each in described)
+    known = [_comparable(each) for each in entries]
+    return all(each is not None and _comparable(each) in known for each in described)
+
+
+def _comparable(description: Any) -> Any:
+    """Leave the elements of a tensor on a device out: a comparison would wait for them."""
+    on_device = type(description) is tuple and type(description[-1]) is list
+    return description[:-1] if on_device else description
 
 
 def _leaves(value: Any, depth: int) -> Iterator[Any]:

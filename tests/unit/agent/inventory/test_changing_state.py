@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.inventory import changing_state
+from holdfast.inventory import attribute_walk, changing_state
 
 
 class Loop:
@@ -291,6 +291,29 @@ def test_a_dict_of_tensors_that_a_state_dict_returns_is_not_named(named, tmp_pat
     average = Average(model)
     (report,) = named(Loop(tmp_path, model, average=average), lambda _: average.update(model))
     assert report.startswith("average.updates (")
+
+
+class CopyingAverage(Average):
+    def state_dict(self):
+        return {name: value.clone() for name, value in self.shadow.items()}
+
+
+class ForgettingAverage(Average):
+    def state_dict(self):
+        return {"count": 1}
+
+
+@pytest.mark.parametrize("device", ["cpu", "accelerator"])
+@pytest.mark.parametrize(("kind", "count"), [(CopyingAverage, 0), (ForgettingAverage, 1)])
+def test_a_dict_of_tensors_is_named_unless_a_state_dict_returns_copies(
+    named, tmp_path, monkeypatch, device, kind, count
+):
+    if device == "accelerator":  # elements of its tensors are never compared with those of a state
+        monkeypatch.setattr(attribute_walk, "is_accelerator", lambda device: True)
+    model = torch.nn.Linear(4, 1)
+    average = kind(model)
+    reports = named(Loop(tmp_path, model, average=average), lambda _: average.update(model))
+    assert "\n".join(reports).count("average.shadow") == count
 
 
 def test_what_variables_have_is_not_named(named, tmp_path):

@@ -160,6 +160,11 @@ def average_of_losses(model):
     return lambda: ema["loss"].add_(1.0)
 
 
+def average_of_gradients(model):
+    avg_grads = [torch.zeros_like(each) for each in model.parameters()]
+    return lambda: [each.add_(1.0) for each in avg_grads]
+
+
 def another_name(model):
     evaluated = copy.deepcopy(model)
     return lambda: evaluated.load_state_dict(model.state_dict())
@@ -170,7 +175,9 @@ def the_model_itself(model):
     return lambda: target(torch.ones(2))
 
 
-@pytest.mark.parametrize("make", [unchanged, average_of_losses, another_name, the_model_itself])
+@pytest.mark.parametrize(
+    "make", [unchanged, average_of_losses, average_of_gradients, another_name, the_model_itself]
+)
 def test_what_is_no_average_of_weights_is_not_named(named, make):
     assert named(make) == []
 

@@ -163,6 +163,8 @@ def test_what_makes_a_job_slow_comes_before_that_it_is_slow(cause):
     slow = replace(EACH[cause][0], alerts=alert("throughput_drop", "33 % below", "warning").alerts)
     assert verdict(slow).cause == cause
     assert verdict(replace(slow, ranks=None)).cause == "alert"
+    critical = replace(slow, alerts=alert("throughput_drop", "60 % below", "critical").alerts)
+    assert verdict(critical).cause == "alert"
 
 
 def test_a_silent_job_of_an_unknown_host_is_silent_all_the_same():
