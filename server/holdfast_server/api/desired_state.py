@@ -105,7 +105,7 @@ async def _later(
     returns=Desired,
     errors={
         404: "No such job",
-        409: "A setting changed after that version; restores do not count",
+        409: "A setting that decides the same changed after that version",
         422: "Invalid setting",
         428: "No If-Match",
     },

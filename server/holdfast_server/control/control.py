@@ -74,12 +74,10 @@ def edit(
 
     Raises:
         UnknownJob, InvalidSetting.
-        VersionConflict: a later version changed a setting.
+        VersionConflict: a later version changed a setting that the edit depends on.
     """
     row = find_job(session, job)
-    if version is not None:
-        desired_state.check_version(session, row, version)
-    desired_state.record_edit(session, row, changes, who=who, now=now)
+    desired_state.record_edit(session, row, changes, version=version, who=who, now=now)
     return desired_state.read(session, row, now=now)
 
 

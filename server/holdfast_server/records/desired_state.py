@@ -55,8 +55,8 @@ CHANGED_BY: Mapping[Field, str] = {
     "on trouble": "on_trouble",
 }  # fmt: skip
 """Names of settings in `DesiredChanges`, where they differ."""
-EDITED: tuple[Field, ...] = (*SETTINGS, "checkpoint", "data probe")
-"""Fields of the settings form; only versions that change one of them conflict with a form."""
+DECIDE_THE_INTERVAL: frozenset[Field] = frozenset({"budget", "write budget", "unsaved work", "policy", "interval"})
+"""Settings that decide together: an edit of one of them conflicts with a later edit of any."""
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -240,16 +240,22 @@ def add_version(
     session.add(models.SettingsVersionRecord(job=job.name, version=job.version, who=who, at=now, changes=encoded))
 
 
-def check_version(session: Session, job: models.JobRecord, version: int) -> None:
-    """Raise `VersionConflict` if a version later than the editor's changed a field of the form."""
+def check_version(session: Session, job: models.JobRecord, version: int, edited: set[Field]) -> None:
+    """Raise `VersionConflict` if a version later than the editor's changed a setting that `edited` depends on.
+
+    A request for a single action depends on no setting, so it conflicts with nothing.
+    """
     if version > job.version:
         raise VersionConflict(
             version=job.version, who="the server", at=job.created_at, what="there is no such version yet"
         )
+    depends = edited & {*SETTINGS}
+    if depends & DECIDE_THE_INTERVAL:
+        depends |= DECIDE_THE_INTERVAL
     versions = models.SettingsVersionRecord
     query = select(versions).where(versions.job == job.name, versions.version > version).order_by(versions.version)
     later = [as_edit(row) for row in session.scalars(query)]
-    missed = [edit for edit in later if any(change.field in EDITED for change in edit.changes)]
+    missed = [edit for edit in later if any(change.field in depends for change in edit.changes)]
     if missed:
         what = "; ".join(edit.summary for edit in missed)
         raise VersionConflict(version=job.version, who=missed[-1].who, at=missed[-1].at, what=what)
@@ -471,12 +477,19 @@ def _end_override(session: Session, *, job: str, now: float) -> None:
     row = session.get(models.JobRecord, job)
     if row is None or row.every_until is None or row.every_until > now:
         return  # another interval was set in the meantime
-    record_edit(session, row, DesiredChanges(every=None), who=SERVER, now=now)
+    record_edit(session, row, DesiredChanges(every=None), version=None, who=SERVER, now=now)
 
 
-def record_edit(session: Session, job: models.JobRecord, changes: DesiredChanges, *, who: str, now: float) -> None:
-    """Store an edit as a version, and record it in the audit log, unless it changes nothing."""
+def record_edit(
+    session: Session, job: models.JobRecord, changes: DesiredChanges, *, version: int | None, who: str, now: float
+) -> None:
+    """Store an edit as a version, and record it in the audit log, unless it changes nothing.
+
+    `version` is the version that the editor saw, or None to skip the check for conflicts.
+    """
     made = change(job, changes, now=now)
+    if version is not None:
+        check_version(session, job, version, {one.field for one in made})
     if not made:
         return
     add_version(session, job, made, who=who, now=now)

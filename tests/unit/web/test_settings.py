@@ -159,13 +159,14 @@ def test_a_probe_of_the_data_and_its_answer(client: TestClient, agent: FakeAgent
     assert "a batch takes 42 ms to load: 30 ms fetching and 12 ms preparing" in page
 
 
-def test_a_probe_from_an_old_version_of_the_page_is_a_conflict(client: TestClient, agent: FakeAgent) -> None:
-    client.post(f"{JOB}/pause", data={"version": "0", "paused": "true"})
-    answer = client.post(f"{JOB}/probe", data={"version": "0"}, headers=HTMX)
-    assert answer.status_code == 409
-    assert agent.desired().probe_request == 0
-    assert client.post(f"{JOB}/probe", data={"version": version_in(answer.text)}).status_code == 303
-    assert agent.desired().probe_request == 1
+def test_clicks_that_follow_each_other_before_the_page_knows_are_no_conflict(
+    client: TestClient, agent: FakeAgent
+) -> None:
+    forms = {"interval": {"every": "50"}, "checkpoint": {}, "pause": {"paused": "true"}, "probe": {}}
+    for form, fields in forms.items():
+        assert client.post(f"{JOB}/{form}", data=fields | {"version": "0"}, headers=HTMX).status_code == 200
+    desired = agent.desired()
+    assert (desired.version, desired.every, desired.paused, desired.probe_request) == (4, 50, True, 1)
 
 
 def test_a_conflict_says_who_changed_what_and_gives_the_version_to_retry_from(
@@ -401,7 +402,7 @@ def test_to_hold_an_interval_without_end_is_a_change_that_can_be_undone(
 
 
 def test_a_refusal_keeps_what_was_chosen(client: TestClient, agent: FakeAgent) -> None:
-    client.post(f"{JOB}/pause", data={"version": "0", "paused": "true"})
+    client.post(f"{JOB}/budget", data={"version": "0", "budget": "2"})
     asked = {"version": "0", "every": "50", "hold": "8 h"}
     refused = client.post(f"{JOB}/interval", data=asked, headers=HTMX)
     assert refused.status_code == 409
@@ -416,15 +417,20 @@ def test_a_refusal_keeps_what_was_chosen(client: TestClient, agent: FakeAgent) -
     assert agent.desired().version == 1
 
 
-def test_a_button_that_turned_round_meanwhile_is_not_to_be_pressed_again(
-    client: TestClient, agent: FakeAgent
-) -> None:
+def test_a_button_that_turned_round_meanwhile_changes_nothing(client: TestClient, agent: FakeAgent) -> None:
     client.post(f"{JOB}/pause", data={"version": "0", "paused": "true"})
+    answer = client.post(f"{JOB}/pause", data={"version": "0", "paused": "true"}, headers=HTMX)
+    assert "Resume checkpoints" in answer.text
+    assert (agent.desired().paused, agent.desired().version) == (True, 1)
+
+
+def test_a_pause_that_was_ended_meanwhile_is_not_to_be_pressed_again(client: TestClient, agent: FakeAgent) -> None:
+    for version, paused in enumerate(("true", "false")):
+        client.post(f"{JOB}/pause", data={"version": str(version), "paused": paused})
     refused = client.post(f"{JOB}/pause", data={"version": "0", "paused": "true"}, headers=HTMX)
     assert refused.status_code == 409
     assert "Not applied." in refused.text
-    assert "Resume checkpoints" in refused.text
-    assert "Pressing the button again" not in refused.text
+    assert "Press the button again" not in refused.text
 
 
 def test_buttons_have_names_by_which_the_focus_finds_them_again(client: TestClient, agent: FakeAgent) -> None:

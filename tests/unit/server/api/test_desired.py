@@ -387,9 +387,13 @@ def test_an_edit_between_restores_is_still_a_conflict_and_the_only_thing_told(jo
     assert (reply.status_code, told["version"], told["what"]) == (409, 3, "budget script default → 2 %")
 
 
-@pytest.mark.parametrize(
-    "changes", [{"paused": True}, {"checkpoint_request": True}, {"probe_request": True}, {"policy": "fixed"}]
-)
-def test_every_setting_counts_as_an_edit(job, client, changes):
+@pytest.mark.parametrize("changes", [{"policy": "fixed"}, {"every": 10}, {"max_unsaved_work": "10min"}])
+def test_settings_that_decide_the_interval_together_conflict(job, client, changes):
     edit(client, 0, **changes)
     assert edit(client, 0, budget=0.02).status_code == 409
+
+
+@pytest.mark.parametrize("changes", [{"paused": True}, {"checkpoint_request": True}, {"retention": "last 3"}])
+def test_settings_of_their_own_and_requests_are_no_conflict(job, client, changes):
+    edit(client, 0, **changes)
+    assert edit(client, 0, budget=0.02).status_code == 200
