@@ -166,7 +166,12 @@ def binding_limit(profile: Profile, settings: PacingSettings, interval: int) -> 
 def unsaved_interval(profile: Profile, settings: PacingSettings) -> int:
     """Return the longest interval at which no more work than accepted is unsaved, at least 1."""
     seconds = settings.max_unsaved_seconds - lag_seconds(profile)
-    return int(min(max(1, seconds / profile.iteration_seconds), MAX_INTERVAL)) if known(seconds) else 1
+    return int(min(max(1, seconds / mean_seconds(profile)), MAX_INTERVAL)) if known(seconds) else 1
+
+
+def mean_seconds(profile: Profile) -> float:
+    """Return the mean of an iteration without checkpoints: Ti, or longer with waits that Ti leaves out as rare."""
+    return max(profile.iteration_seconds, known(profile.mean_seconds or 0.0))
 
 
 def achieved_interval(profile: Profile, interval: int) -> int:
@@ -212,7 +217,7 @@ def forecast(
         cost_seconds=cost,
         overhead=overhead,
         unsaved_iterations=unsaved,
-        unsaved_seconds=unsaved * profile.iteration_seconds * (1 + overhead) if overhead is not None else None,
+        unsaved_seconds=unsaved * mean_seconds(profile) * (1 + overhead) if overhead is not None else None,
         ettr=ettr,
         reason=reason,
     )

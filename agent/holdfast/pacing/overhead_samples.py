@@ -135,6 +135,13 @@ class OverheadSamples:
         return clipped_mean(self._idle_whole or self._busy_whole) or None
 
     @property
+    def mean_seconds(self) -> float | None:
+        """Mean of the newest window with every wait, however rare, but stalls of checkpoints."""
+        window = self._window()
+        iterations = sum(span.iterations for span in window)
+        return sum(span.seconds - span.stall_seconds for span in window) / iterations if iterations else None
+
+    @property
     def idle_seconds(self) -> list[float]:
         """Durations of the newest idle iterations, data waits included."""
         return list(self._idle_whole)
@@ -262,6 +269,7 @@ class ProfileSamples:
         return replace(
             self._checkpoints[-1],
             iteration_seconds=seconds,
+            mean_seconds=self._samples.mean_seconds,
             update_seconds=min(median(self._updates), seconds) if self._updates else 0.0,
             snapshot_seconds=median(each.snapshot_seconds for each in self._checkpoints),
             persist_seconds=median(each.persist_seconds for each in self._checkpoints),

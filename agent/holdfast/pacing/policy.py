@@ -20,7 +20,9 @@ class Profile:
     """The quantities of CheckFreq (Mohan, Phanishayee, Chidambaram, FAST'21, 4.2), in seconds and bytes."""
 
     iteration_seconds: float
-    """Ti: one iteration with no checkpoint in flight."""
+    """Ti: one iteration with no checkpoint in flight; a long wait counts as far as it may be usual."""
+    mean_seconds: float | None = None
+    """Mean of the newest iterations with every wait but stalls of checkpoints; `None`: not measured."""
     update_seconds: float = 0.0
     """Tw: the optimizer step, during which parameters change."""
     snapshot_seconds: float = 0.0

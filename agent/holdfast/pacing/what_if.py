@@ -16,6 +16,7 @@ from holdfast.pacing.interval_cost import (
     checkpoint_cost,
     effective_training_ratio,
     lag_seconds,
+    mean_seconds,
     optimal_interval,
     pipeline_interval,
     unsaved_iterations,
@@ -265,7 +266,7 @@ class _Forecaster:
         overhead = self.cost_seconds / (achieved * seconds)
         ettr = self.ettr(achieved * seconds)
         lag = ceil(self.lag_seconds / seconds)
-        real_seconds = seconds * (1 + overhead)
+        real_seconds = mean_seconds(self.profile) * (1 + overhead)
         unsaved = unsaved_iterations(self.profile, interval)
         behind = max(0.0, self.ettr(self.optimum * seconds) - ettr)
         return IntervalForecast(
