@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 DEMO_SECONDS ?=
 # How many tests run at once. Much of their time is spent waiting, for disks, processes and browsers.
-WORKERS ?= 3
+WORKERS ?= 4
 # Also where the environment asks for no bytecode: each process that a test starts would compile all modules again.
 export PYTHONDONTWRITEBYTECODE :=
 # Paths of what is marked `fast`, the longest first: each worker imports all modules of the paths that it is given.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import operator
 import random
 import sys
@@ -12,8 +13,6 @@ from typing import Any
 
 import torch
 from torch.utils.data import Dataset, Subset
-
-from holdfast.data.order import stable_hash
 
 Key = tuple[int, Any]
 """(epoch, index): all that a worker needs to read a sample like any other worker."""
@@ -86,6 +85,12 @@ def _next_numbers() -> tuple[float, ...]:
 def unchanged_batch(batch: Any) -> Any:
     """Return the batch unchanged: a collate_fn for batches that are complete."""
     return batch
+
+
+def stable_hash(*parts: object, size_bytes: int = 8) -> int:
+    """Hash a few small values to a number."""
+    text = "/".join(str(part) for part in parts).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=size_bytes).digest(), "little")
 
 
 def seed_all(*parts: object) -> None:

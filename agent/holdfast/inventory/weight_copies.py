@@ -83,7 +83,7 @@ class WeightCopies:
             for keyword, item in self._registry.given.items()
             for name in (keyword, type(item).__name__, *(item.state_dict() if isinstance(item, Variables) else ()))
         ]
-        return any(words_of(name) & _WORDS for name in names)
+        return bool(words_of("_".join(names)) & _WORDS)
 
     def _found(self) -> Iterator[tuple[str, Any, list[torch.Tensor]]]:
         """Yield variables with tensors that all have shapes as parameters of the given model, by path."""
@@ -123,7 +123,7 @@ def _is_named_so(path: str, value: Any) -> bool:
     is_holder = isinstance(value, (torch.nn.Module, dict, list)) or is_walked(kind)
     if not is_holder or kind.__module__.startswith("holdfast.") or is_ignored(path.rpartition(".")[2]):
         return False
-    words = frozenset[str]().union(*(words_of(each) for each in (kind.__name__, *path.split("."))))
+    words = words_of(f"{kind.__name__}_{path.replace('.', '_')}")
     return bool(words & _WORDS) and not words & _OTHER_WORDS
 
 

@@ -6,6 +6,7 @@ One module, since all of its decisions read the same few measurements.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -162,19 +163,19 @@ class Controller:
         self._replan()
         self._announce = True
 
-    def observe(self, seen: Observation) -> IntervalPlan | None:
-        """Account for a finished iteration; return the plan if it changed."""
-        self._iteration, self._iteration_seconds = seen.iteration, None
-        self._busy = seen.in_flight
-        self.job_history.trained(seen.iteration, seen.seconds)
+    def observe(self, *seen: Observation) -> IntervalPlan | None:
+        """Account for the iterations finished since the last call; return the plan if it changed."""
+        self._iteration, self._iteration_seconds = seen[-1].iteration, None
+        self._busy = seen[-1].in_flight
         if self._last_started is None:
-            self._last_started = seen.iteration - 1
-        if math.isfinite(seen.seconds) and seen.seconds > 0:
-            self.trained_seconds += seen.seconds
-        if self._warmup_left > 0:
-            self._warmup_left -= 1
-        else:
-            self._account(seen)
+            self._last_started = seen[0].iteration - 1
+        seconds = math.fsum(each.seconds for each in seen if math.isfinite(each.seconds) and each.seconds > 0)
+        self.trained_seconds += seconds
+        self.job_history.trained(seen[-1].iteration, seconds)
+        warm = min(self._warmup_left, len(seen))
+        self._warmup_left -= warm
+        if warm < len(seen):
+            self._account(seen[warm:])
         if self._announce:
             self._announce = False
             return self._plan
@@ -270,12 +271,12 @@ class Controller:
             return True
         return idle >= MIN_PROFILE_IDLE and self._profiled_seconds >= FIRST_SECONDS
 
-    def _account(self, seen: Observation) -> None:
-        self._profiled += 1
-        self._profiled_seconds += seen.seconds
+    def _account(self, seen: Sequence[Observation]) -> None:
+        self._profiled += len(seen)
+        self._profiled_seconds += sum(each.seconds for each in seen)
         self._samples.add(seen)
-        self._measured.update(seen.update_seconds)
-        self._probe.advance()
+        self._measured.update(seen)
+        self._probe.advance(len(seen))
         if self._measured.checkpoints != self._settled and self._profile_complete:
             self._settle()
         if self._plan is not None:

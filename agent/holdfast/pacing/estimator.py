@@ -57,6 +57,10 @@ class ThinnedSamples:
             self._skip = self._stride - 1
 
 
+SpanIteration = tuple[float, float, float, bool]
+"""Of one iteration: seconds, those of a stall for a checkpoint, those without waits, and whether it was busy."""
+
+
 @dataclass(slots=True)
 class CheckpointSpan:
     """Sums over the iterations from the start of one checkpoint to the start of a later one."""
@@ -79,15 +83,16 @@ class CheckpointSpan:
         """Return the cost of its checkpoints together, if `excess` is their share of the busy time."""
         return self.stall_seconds + self.busy_seconds * excess
 
-    def add(self, seconds: float, stall_seconds: float, compute_seconds: float, *, in_flight: bool) -> None:
-        self.iterations += 1
-        self.seconds += seconds
-        self.stall_seconds += stall_seconds
-        if in_flight:
-            self.busy_seconds += compute_seconds
-            self.busy.add(compute_seconds)
-        else:
-            self.idle.add(compute_seconds)
+    def add(self, iterations: Sequence[SpanIteration]) -> None:
+        for seconds, stall_seconds, compute_seconds, in_flight in iterations:
+            self.iterations += 1
+            self.seconds += seconds
+            self.stall_seconds += stall_seconds
+            if in_flight:
+                self.busy_seconds += compute_seconds
+                self.busy.add(compute_seconds)
+            else:
+                self.idle.add(compute_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -144,9 +144,9 @@ class JobHistory:
         self._losses: LossRecord | None = None
 
     def trained(self, iteration: int, seconds: float) -> None:
+        """Add training up to an iteration, which took so long since the last call."""
         self._iteration = iteration
-        if math.isfinite(seconds) and seconds > 0:
-            self._ran_seconds += seconds
+        self._ran_seconds += seconds
 
     def failed(self, times: int) -> None:
         """Add attempts that failed since the checkpoint from which this one resumed."""

@@ -31,7 +31,6 @@ from holdfast.pacing.policy import (
     ceil,
     estimate_failures,
     has_iteration_time,
-    known,
 )
 from holdfast.pacing.settings import DAY, LEAST_WRITE_BUDGET, MAX_INTERVAL, STATES_A_DAY, PacingSettings
 from holdfast.units import duration, format_iterations, format_rate, percent
@@ -172,6 +171,11 @@ def unsaved_interval(profile: Profile, settings: PacingSettings) -> int:
 def mean_seconds(profile: Profile) -> float:
     """Return the mean of an iteration without checkpoints: Ti, or longer with waits that Ti leaves out as rare."""
     return max(profile.iteration_seconds, known(profile.mean_seconds or 0.0))
+
+
+def known(seconds: float) -> float:
+    """Return a measured duration, or 0 if it is not finite and positive."""
+    return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
 
 
 def achieved_interval(profile: Profile, interval: int) -> int:

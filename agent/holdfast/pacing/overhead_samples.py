@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -13,6 +14,7 @@ from holdfast.pacing.estimator import (
     OverheadEstimate,
     SlowdownEstimate,
     SpanComparison,
+    SpanIteration,
     clipped_mean,
     compare,
     conclude,
@@ -61,23 +63,26 @@ class OverheadSamples:
         self._busy: deque[float] = deque(maxlen=BASELINE_ITERATIONS)
         self._busy_whole: deque[float] = deque(maxlen=TIMED_ITERATIONS)
 
-    def add(self, seen: Observation) -> None:
-        """Add an iteration, unless its duration is not finite and positive."""
-        seconds = seen.seconds
-        if not (math.isfinite(seconds) and seconds > 0):
-            return
-        stall = _part(seen.checkpoint_stall_seconds, seconds)
-        whole = seconds - stall
-        compute = whole - _part(seen.data_seconds, whole)
-        self._open.add(seconds, stall, compute, in_flight=seen.in_flight)
-        self._since_compared += 1
-        if seen.in_flight:
-            self._busy.append(compute)
-            self._busy_whole.append(whole)
-        else:
-            self.idle_iterations += 1
-            self._idle.append(compute)
-            self._idle_whole.append(whole)
+    def add(self, seen: Sequence[Observation]) -> None:
+        """Add iterations, except those whose duration is not finite and positive."""
+        added = list[SpanIteration]()
+        for each in seen:
+            seconds = each.seconds
+            if not (math.isfinite(seconds) and seconds > 0):
+                continue
+            stall = _part(each.checkpoint_stall_seconds, seconds)
+            whole = seconds - stall
+            compute = whole - _part(each.data_seconds, whole)
+            added.append((seconds, stall, compute, each.in_flight))
+            if each.in_flight:
+                self._busy.append(compute)
+                self._busy_whole.append(whole)
+            else:
+                self.idle_iterations += 1
+                self._idle.append(compute)
+                self._idle_whole.append(whole)
+        self._since_compared += len(added)
+        self._open.add(added)
 
     def started(self) -> None:
         """Begin a checkpoint, and with it a new span if the open one is complete."""
@@ -220,9 +225,8 @@ class BaselineProbe:
         self._set(max(WINDOW_ITERATIONS, 3 * interval))
         return True
 
-    def advance(self) -> None:
-        """Count one iteration."""
-        self._set(0 if self._samples.open_idle >= PROBE_IDLE else max(0, self._left - 1))
+    def advance(self, iterations: int) -> None:
+        self._set(0 if self._samples.open_idle >= PROBE_IDLE else max(0, self._left - iterations))
 
     def stop(self) -> None:
         self._set(0)
@@ -246,10 +250,10 @@ class ProfileSamples:
         self._updates: deque[float] = deque(maxlen=RECENT_UPDATES)
         self._checkpoints: deque[Profile] = deque(maxlen=RECENT_CHECKPOINTS)
 
-    def update(self, seconds: float | None) -> None:
-        """Add the duration of an optimizer step, if valid."""
-        if seconds is not None and _is_duration(seconds):
-            self._updates.append(seconds)
+    def update(self, seen: Sequence[Observation]) -> None:
+        """Add the durations of optimizer steps that are valid."""
+        updates = (each.update_seconds for each in seen)
+        self._updates.extend(each for each in updates if each is not None and _is_duration(each))
 
     def checkpoint(self, taken: Profile) -> None:
         """Add the measurements of a durable checkpoint, if valid."""

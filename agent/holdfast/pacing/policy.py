@@ -133,11 +133,6 @@ def has_iteration_time(profile: Profile) -> bool:
     return math.isfinite(profile.iteration_seconds) and profile.iteration_seconds > 0
 
 
-def known(seconds: float) -> float:
-    """Return a measured duration, or 0 if it is not finite and positive."""
-    return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
-
-
 def ceil(number: float) -> int:
     """Round up, ignoring the rounding error of a division: 0.3 / 0.1 is 3, not 4."""
     return math.ceil(min(number, MAX_INTERVAL) * (1 - 1e-12))

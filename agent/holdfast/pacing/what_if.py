@@ -15,6 +15,7 @@ from holdfast.pacing.interval_cost import (
     achieved_interval,
     checkpoint_cost,
     effective_training_ratio,
+    known,
     lag_seconds,
     mean_seconds,
     optimal_interval,
@@ -25,7 +26,7 @@ from holdfast.pacing.interval_cost import (
     written_bytes,
 )
 from holdfast.pacing.planner import comparable_policies, plan
-from holdfast.pacing.policy import Profile, ceil, estimate_failures, has_iteration_time, known
+from holdfast.pacing.policy import Profile, ceil, estimate_failures, has_iteration_time
 from holdfast.pacing.settings import MAX_BUDGET, MAX_INTERVAL, PacingSettings
 
 POINTS = 60

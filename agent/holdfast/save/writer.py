@@ -360,11 +360,9 @@ class CheckpointFiles:
 
     def _describe(self) -> list[fmt.Tensor]:
         """Return the manifest entry of each tensor; digests the payload."""
-        payload, opening = self._payload, len(self._header)
-        return [
-            self._entry(slot, self._file, opening, *fmt.digest_tensor(payload[slot.start : slot.end]))
-            for slot in self._draft.slots
-        ]
+        slots, opening = self._draft.slots, len(self._header)
+        digests = fmt.digest_tensors([self._payload[slot.start : slot.end] for slot in slots])
+        return [self._entry(slot, self._file, opening, *each) for slot, each in zip(slots, digests, strict=True)]
 
     def _entry(
         self, slot: fmt.TensorRange, file: str, opening: int, digest: str, chunks: list[str] | None

@@ -309,23 +309,22 @@ class IterationMetrics:
         """
         if not self._unlearned:
             return
-        changed = False
-        for measured, in_flight in self._unlearned:
-            self._learned_at = measured.at
-            self.recent.append(measured)
-            plan = self._controller.observe(
-                Observation(
-                    iteration=measured.iteration,
-                    seconds=measured.seconds,
-                    checkpoint_stall_seconds=measured.checkpoint_stall_seconds,
-                    data_seconds=measured.data_seconds,
-                    in_flight=in_flight,
-                    update_seconds=measured.update_seconds,
-                )
+        seen = [
+            Observation(
+                iteration=measured.iteration,
+                seconds=measured.seconds,
+                checkpoint_stall_seconds=measured.checkpoint_stall_seconds,
+                data_seconds=measured.data_seconds,
+                in_flight=in_flight,
+                update_seconds=measured.update_seconds,
             )
-            changed = changed or plan is not None
+            for measured, in_flight in self._unlearned
+        ]
+        self._learned_at = self._unlearned[-1][0].at
+        self.recent.extend(measured for measured, _ in self._unlearned)
         self._unlearned.clear()
-        self._reporter.report_interval(self._controller, changed=changed)
+        plan = self._controller.observe(*seen)
+        self._reporter.report_interval(self._controller, changed=plan is not None)
 
     def checkpoint_settled(self, cost: Profile | None) -> None:
         """Give the controller the cost of a settled checkpoint, if known, after the iterations before it."""

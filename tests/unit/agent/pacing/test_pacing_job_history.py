@@ -7,7 +7,7 @@ import random
 import pytest
 
 from benchmarks.pacing.paced import PacedJob
-from holdfast.pacing import Controller, PacingSettings
+from holdfast.pacing import Controller, Observation, PacingSettings
 from holdfast.pacing.failures import JobHistory
 from tests.support.pacing_profiles import CheckfreqSettings
 
@@ -48,9 +48,9 @@ def test_a_saved_life_that_makes_no_sense_is_ignored(state):
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
 def test_a_clock_that_jumps_is_no_running_time(seconds):
-    life = JobHistory()
-    life.trained(1, seconds)
-    assert life.history.failures.exposure_seconds == 0
+    controller = Controller(PacingSettings())
+    controller.observe(Observation(iteration=1, seconds=seconds))
+    assert controller.job_history.history.failures.exposure_seconds == 0
 
 
 def test_more_failures_make_checkpoints_more_frequent():

@@ -21,8 +21,8 @@ class FakeController:
         self.portions = []
         self.settings = types.SimpleNamespace(policy="fixed", budget=0.1)
 
-    def observe(self, seen):
-        self.portions[-1].append((seen.iteration, seen.in_flight))
+    def observe(self, *seen):
+        self.portions[-1] += [(each.iteration, each.in_flight) for each in seen]
 
     def measured(self, _):
         self.portions.append([("settled", None)])
