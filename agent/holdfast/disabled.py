@@ -16,6 +16,7 @@ STRATEGIES = {
     "fork": "host state is copied, regardless of the setting host_state",
     "inventory": "Holdfast does not look for state that no checkpoint holds",
     "links": "unchanged files are written again instead of linked",
+    "machine-metrics": "use of processors, memory, disks and network is not reported",
     "memory-tier": "the supervisor's memory neither keeps snapshots nor completes them after a crash",
     "parity": "checkpoints have no parity, regardless of the setting parity",
     "peers": "no snapshot is sent to another host, regardless of the setting peers",

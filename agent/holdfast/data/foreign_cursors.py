@@ -15,8 +15,8 @@ import torch
 from holdfast.data.cursor import Cursor
 from holdfast.data.generators import GeneratorStates
 from holdfast.data.loader import EnclosedLoaders
+from holdfast.data.order import stable_hash
 from holdfast.data.reachable import incomplete_state, parts_in_process, shared_iterator
-from holdfast.data.seeding import stable_hash
 from holdfast.state.rng import restore_rng, rng_state
 from holdfast.system.preemption import iterate_loader
 

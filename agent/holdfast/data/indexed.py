@@ -14,8 +14,7 @@ import torch
 from torch.utils.data import BatchSampler, Dataset, Sampler
 
 from holdfast.data.generators import GeneratorStates, LoaderGenerators
-from holdfast.data.order import Permutation, RankShare
-from holdfast.data.seeding import Key, SeededDataset, unchanged_batch
+from holdfast.data.order import Key, Permutation, RankShare, SeededDataset, unchanged_batch
 from holdfast.system.preemption import iterate_loader
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampl
 from holdfast.data.indexed import DataPosition, IndexedBatches, IndexOrder
 from holdfast.data.loader_arguments import arguments_of, place_among_ranks, refuse
 from holdfast.data.loader_position import LoaderPosition, after
-from holdfast.data.order import RankShare
-from holdfast.data.seeding import stable_hash
+from holdfast.data.order import RankShare, stable_hash
 
 if TYPE_CHECKING:
     from holdfast.data.sampled import SamplerOrder

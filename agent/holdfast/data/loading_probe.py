@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from holdfast.data.loader import DataLoader
-from holdfast.data.seeding import DatasetWrapper
+from holdfast.data.order import DatasetWrapper
 from holdfast.errors import NoProbe
 from holdfast.state.rng import restore_rng, rng_state
 from holdfast.system.preemption import iterate_loader

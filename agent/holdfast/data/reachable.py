@@ -103,7 +103,7 @@ def incomplete_state(item: Any) -> str | None:
 
 
 def _parts(item: Any) -> Iterator[tuple[str, Any]]:
-    if is_generator(item) or type(item).__module__.startswith("holdfast.data."):
+    if (module := type(item).__module__).startswith("holdfast.data."):
         return  # what is of holdfast.data has a position of its own, which includes its generators
     if isinstance(item, types.MethodType):
         yield from ((".__self__", item.__self__), (".__func__", item.__func__))
@@ -118,12 +118,12 @@ def _parts(item: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f".{name}", value) for name, value in (frame.f_locals.items() if frame else ()))
     elif isinstance(item, CONTAINERS) and length(item) <= MOST_ENTRIES:
         yield from ((entry_name(key), value) for key, value in tuple(entries(item)))
-    elif type(item).__module__ in ("builtins", "itertools") and hasattr(type(item), "__next__"):
+    elif module in ("builtins", "itertools") and hasattr(type(item), "__next__"):
         # zip, map, enumerate, cycle and others have no attributes
         yield from ((f"[{number}]", value) for number, value in enumerate(gc.get_referents(item)))
     if isinstance(item, torch.utils.data.DataLoader):
         yield from ((f".{name}", value) for name, value in parts_in_process(item).items())
-    elif type(item).__module__ != "builtins":
+    elif module != "builtins" and not is_generator(item):
         yield from _of_object(item)
 
 

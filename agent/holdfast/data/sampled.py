@@ -15,9 +15,8 @@ import torch
 
 from holdfast.data.generators import GeneratorStates
 from holdfast.data.indexed import EpochSetter
-from holdfast.data.order import RankShare
+from holdfast.data.order import RankShare, preserved_random_state, seed_all
 from holdfast.data.reachable import shared_iterator
-from holdfast.data.seeding import preserved_random_state, seed_all
 
 logger = logging.getLogger("holdfast")
 

@@ -13,8 +13,8 @@ from torch.utils.data import IterableDataset
 
 from holdfast.data.generators import GeneratorStates, LoaderGenerators
 from holdfast.data.indexed import DataPosition, EpochSetter
+from holdfast.data.order import preserved_random_state, seed_all, stable_hash
 from holdfast.data.reachable import incomplete_state, shared_iterator
-from holdfast.data.seeding import preserved_random_state, seed_all, stable_hash
 from holdfast.system.preemption import iterate_loader
 
 _END = object()

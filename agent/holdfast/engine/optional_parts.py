@@ -28,7 +28,7 @@ from holdfast.state.registry import Registry
 from holdfast.store import Store, open_store, open_tiers
 from holdfast.system import supervisor_channel
 from holdfast.telemetry.iteration_metrics import IterationMetrics
-from holdfast.telemetry.reporter import Reporter
+from holdfast.telemetry.reporter import Reporter, TrainingPosition
 
 if TYPE_CHECKING:
     from holdfast.engine.draining import DrainQueue
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from holdfast.save.compression import Compression
     from holdfast.save.host_state import HostStateForks
     from holdfast.save.two_phase_commit import RankCommit
+    from holdfast.telemetry.machine_metrics import MachineMetrics
 
 
 def open_stores(job: str, options: Config) -> tuple[Store, EarlierStart | None]:
@@ -189,3 +190,14 @@ def watch_over(registry: Registry) -> Inventory | None:
     except ImportError:
         return None
     return Inventory(registry)
+
+
+def machine_metrics(position: TrainingPosition) -> MachineMetrics | None:
+    """Return what measures the machine; `None` if it is switched off, or left out of the installation."""
+    if is_disabled("machine-metrics"):
+        return None
+    try:
+        from holdfast.telemetry.machine_metrics import MachineMetrics
+    except ImportError:
+        return None
+    return MachineMetrics(position)

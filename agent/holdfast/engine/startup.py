@@ -23,6 +23,7 @@ from holdfast.config import environment_notices
 from holdfast.data.cursor import BatchesAnIteration
 from holdfast.distributed.ranks import Ranks, RanksLost
 from holdfast.engine.operator import Operator
+from holdfast.engine.optional_parts import machine_metrics
 from holdfast.engine.training import Training
 from holdfast.engine.unsaved_work import describe_running_predecessor
 from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckpoint, with_way_out
@@ -38,7 +39,6 @@ from holdfast.store import Attempt, Lineage, Store
 from holdfast.store.records import failures_between, first_start_note
 from holdfast.system import supervisor_channel
 from holdfast.telemetry.iteration_metrics import IterationMetrics, RankReporter
-from holdfast.telemetry.machine_metrics import MachineMetrics
 from holdfast.telemetry.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -192,8 +192,9 @@ class Startup:
     def _measures(self) -> list[Callable[[], wire.Event | None]]:
         """Return what the thread that sends reports measures before it sends."""
         held = self._memory.held_snapshots() if self._memory is not None else None
-        machine = MachineMetrics(self._reporter.position)
-        measures: list[Callable[[], wire.Event | None]] = [machine.sample]
+        measures = list[Callable[[], wire.Event | None]]()
+        if (machine := machine_metrics(self._reporter.position)) is not None:
+            measures.append(machine.sample)
         if held is not None:
             measures.append(held.sample)
         if self._ranks.leads:

@@ -287,7 +287,7 @@ class Encoder:
         in_place: bool = False,
     ) -> str:
         _require_dense(path, tensor)
-        whole, tensor = tensor, local(tensor).detach()
+        whole, is_shard, tensor = tensor, is_sharded(tensor), local(tensor).detach()
         storage = tensor.untyped_storage().data_ptr()
         key = (
             storage,
@@ -299,7 +299,7 @@ class Encoder:
             tensor.is_neg(),
         )
         # a rank that has no rows of tied weights must give them the same names as the others
-        is_tellable = tensor.numel() or (is_sharded(whole) and storage)
+        is_tellable = tensor.numel() or (is_shard and storage)
         if is_tellable and key in self._known:
             name = self._known[key]
             if not (deferred or in_place) and (
@@ -317,7 +317,7 @@ class Encoder:
             self.deferred.add(name)
         if deferred:
             self.optimizer_state.add(name)
-        if is_sharded(whole):
+        if is_shard:
             from holdfast.state.sharded_tensors import is_repeated, is_stored_here, place_of
 
             self.sharded[name] = whole

@@ -75,6 +75,7 @@ class LocalStore(Store):
         self.read_threads = 8  # also on two cores: storage devices need several requests at a time
         self.files = files or Files()
         self.files.root = root
+        self._directories: dict[str, Path] = {}
         self._prepared: set[str] = set()
         self._volumes: dict[int, Volume] = {}
 
@@ -133,7 +134,7 @@ class LocalStore(Store):
         remove(self.files, doomed)
 
     def acquire_attempt(self, job: str, uid: str, at_least: int = 1, *, order: str | None = None) -> Attempt:
-        self.prepare(validate_job(job))
+        self.prepare(job)
         with self._locked(job):
             self._remove_half_written_records(job)
             attempt = self._record_attempt(job, uid, at_least, order)
@@ -189,7 +190,9 @@ class LocalStore(Store):
         return self._job(job) / checkpoint_id(*parse_checkpoint_id(checkpoint))
 
     def _job(self, job: str) -> Path:
-        return self.root / validate_job(job)
+        if (directory := self._directories.get(job)) is None:
+            directory = self._directories[job] = self.root / validate_job(job)
+        return directory
 
     def prepare(self, job: str) -> None:
         directory = self._job(job)

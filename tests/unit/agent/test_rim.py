@@ -26,6 +26,7 @@ RIM = {
     "integrations": ["integrations"],
     "inventory": ["inventory"],
     "loss-curve": ["pacing.coci", "pacing.loss_curve"],
+    "machine-metrics": ["telemetry.machine_metrics"],
     "maintenance": [
         "checkpoint.dcp_import", "checkpoint.drill", "checkpoint.export", "checkpoint.forking",
         "checkpoint.garbage_collection", "checkpoint.scrub", "checkpoint.sharded_export",
@@ -64,7 +65,7 @@ RIM = {
 }  # fmt: skip
 ALL = "all"
 CASES = RIM | {ALL: [each for names in RIM.values() for each in names]}
-MOST_MODULES, MOST_LINES = 120, 16_200
+MOST_MODULES, MOST_LINES = 118, 16_160
 """Size of the core. Lower both as it shrinks. A change that would raise one belongs in the rim."""
 PROGRAM = """
 import importlib.abc, json, os, sys
