@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -93,7 +94,8 @@ def _failed(facts: VerdictFacts) -> _Sentence | None:
         return None
     why = job.status_reason
     if facts.exception and facts.exception not in why:
-        why = f"{facts.exception} at iteration {job.iteration:,}"
+        is_said = re.search(rf"\biteration {job.iteration}\b", facts.exception)
+        why = facts.exception if is_said else f"{facts.exception} at iteration {job.iteration:,}"
         if supervisor is not None and supervisor.state == "gave_up" and supervisor.start:
             why += f"; gave up after {_plural(supervisor.start, 'start')}"
     if supervisor is not None and supervisor.waits:

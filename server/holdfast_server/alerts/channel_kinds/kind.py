@@ -155,18 +155,21 @@ def register(kind: K) -> K:
 @functools.cache
 def channel_kinds() -> Mapping[str, ChannelKind]:
     """Return all kinds by name: those of this package, in the order of their modules, and those of others."""
-    installed = (kind for entry in entry_points(group=GROUP) if (kind := _load(entry)) is not None)
-    return {**_BUILT_IN, **{kind.name: kind for kind in installed}}
+    kinds = dict(_BUILT_IN)
+    for entry in entry_points(group=GROUP):
+        if (kind := _load(entry, kinds)) is not None:
+            kinds[kind.name] = kind
+    return kinds
 
 
-def _load(entry: EntryPoint) -> ChannelKind | None:
+def _load(entry: EntryPoint, known: Mapping[str, ChannelKind]) -> ChannelKind | None:
     """Load a kind of another package; log the reason if that fails."""
     try:
         loaded = entry.load()
         if not (inspect.isclass(loaded) and issubclass(loaded, ChannelKind)):
             raise TypeError("not a subclass of ChannelKind")
-        if loaded.name in _BUILT_IN:
-            raise ValueError(f"{loaded.name!r} is the name of a kind of this package")
+        if loaded.name in known:
+            raise ValueError(f"{loaded.name!r} is the name of {type(known[loaded.name]).__module__}'s kind")
         if not all(isinstance(getattr(loaded, name, None), str) for name in ("title", "target")):
             raise TypeError("has no title or no target, which the pages show")
         kind: ChannelKind = loaded()

@@ -229,3 +229,9 @@ def test_a_slow_rank_is_named(agent, client):
             )
         )  # fmt: skip
     assert found_verdict(client)["text"] == "Rank 3 slows all ranks: it takes 80 % longer because of its own work"
+
+
+def test_the_iteration_of_a_failure_is_not_told_twice():
+    facts, *_ = EACH["failed"]
+    found = verdict(replace(facts, exception="ValueError: bad batch at iteration 500"))
+    assert found.text == "Failed 40 min ago: ValueError: bad batch at iteration 500"

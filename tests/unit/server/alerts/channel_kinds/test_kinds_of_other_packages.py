@@ -18,6 +18,10 @@ class AcmeChat(HttpChannel):
         return b"{}"
 
 
+class OtherAcme(AcmeChat):
+    pass
+
+
 class OwnSlack(AcmeChat):
     name = "slack"
 
@@ -57,3 +61,9 @@ def test_a_kind_that_cannot_be_loaded_is_logged_and_leaves_the_others(install, c
     assert {"acme", "slack", "webhook"} <= set(channel_kinds())
     assert not isinstance(kind_of("slack"), AcmeChat)
     assert f"alert channel {name.lower()} " in caplog.text
+
+
+def test_of_two_packages_with_one_name_the_first_is_kept_and_the_other_logged(install, caplog):
+    install("AcmeChat", "OtherAcme")
+    assert type(kind_of("acme")) is AcmeChat
+    assert f"'acme' is the name of {__name__}'s kind" in caplog.text
