@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import get_args
 
 import msgspec
 import pytest
 from starlette.testclient import TestClient
 
+import holdfast_web
 from holdfast.protocol.field_types import ChangedTensor
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.protocol.verdicts import VerdictLevel
@@ -17,6 +19,7 @@ from tests.support.clock import FakeClock
 from tests.support.fake_agent import FakeAgent, over_client
 
 JOB = "/jobs/char-gpt"
+TEMPLATES = Path(holdfast_web.__file__).parent / "job"
 
 
 def test_the_page_shows_overhead_interval_unsaved_work_and_the_newest_restore_point(
@@ -482,3 +485,16 @@ def test_title_and_icon_follow_the_verdict(client: TestClient, agent: FakeAgent,
 def test_each_level_of_a_verdict_has_an_icon(client: TestClient) -> None:
     for level in get_args(VerdictLevel):
         assert client.get(tab_icon(level)).headers["content-type"] == "image/svg+xml"
+
+
+def test_the_next_step_of_a_verdict_leads_to_its_place(client: TestClient, agent: FakeAgent) -> None:
+    client.post(f"{JOB}/pause", data={"version": "0", "paused": "true"})
+    agent.obey(agent.desired())
+    agent.train(40)
+    agent.send()
+    page = client.get(JOB).text
+    assert '<a class="next-step" href="#controls">Resume checkpoints</a>' in page
+    assert set(re.findall(r'href="#([\w-]+)"', page)) <= set(re.findall(r' id="([\w-]+)"', page))
+    places = re.findall(r"'\w+': '([\w-]+)'", (TEMPLATES / "_head.html").read_text())
+    assert len(places) == 11
+    assert {*places} - {"ranks"} <= set(re.findall(r' id="([\w-]+)"', page))
