@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import itertools
 import sys
 import types
@@ -20,6 +22,8 @@ DEPTH = 4
 """How many lists, dicts and objects deep it is looked for."""
 MOST_ENTRIES = 1000
 """A list or dict of more holds data."""
+MOST_NAMED = 100
+"""So many objects that a function of the script names are entered."""
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
 _OF_OPTIMIZERS = ("state", "param_groups")
 _FUNCTIONS = (types.FunctionType, types.MethodType)
@@ -75,19 +79,21 @@ def unused_keyword(name: str, objects: Mapping[str, Any]) -> str:
 
 
 def optimizers_referred_to(objects: Mapping[str, Any]) -> Iterator[torch.optim.Optimizer]:
-    """Optimizers in the attributes of the objects: `missing` reports them, or one is a part of another."""
+    """Optimizers that a `state_dict` names, or those in attributes: `missing` reports them, or they are a part."""
     for keyword, item in objects.items():
         inside = unwrapped(item)
         if isinstance(inside, torch.optim.Optimizer):
             inside = {name: each for name, each in attributes(inside).items() if name not in _OF_OPTIMIZERS}
-        for _, found in _reachable(keyword, inside, item):
-            yield from optimizers_in(found)
+        found = (each for _, each in _reachable(keyword, inside, item))
+        for each in itertools.chain(found, _named_by_state_dict(item)):
+            yield from optimizers_in(each)
 
 
 def objects_referred_to(objects: Mapping[str, Any]) -> Iterator[Any]:
     """Yield what the objects refer to: it is saved with them, or `missing` reports it."""
     for keyword, item in objects.items():
         yield from (found for _, found in _reachable(keyword, item))
+        yield from _named_by_state_dict(item)
 
 
 def generators_referred_to(objects: Mapping[str, Any]) -> Iterator[Any]:
@@ -203,10 +209,51 @@ def _parts(item: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(item, (torch.optim.Optimizer, DataLoader, torch.utils.data.DataLoader)):
         return  # its parameters are reported as such; the state of a loader includes what it reaches
     elif isinstance(item, (dict, list, tuple)):
-        if length(item) <= MOST_ENTRIES:
-            yield from ((entry_name(key), value) for key, value in entries(item))
+        yield from _entries(item)
     else:
         yield from _named("", attributes(item))
+
+
+def _named_by_state_dict(item: Any) -> Iterator[Any]:
+    """Yield what the `state_dict` of an object reaches by the variables and attributes that code names."""
+    methods: dict[tuple[int, int], types.MethodType] = {}  # kept, as a walk knows objects by identity
+
+    def members(holder: Any, names: Collection[str]) -> Iterator[tuple[str, Any]]:
+        for name in () if isinstance(holder, _WHOLE) else names:
+            yield "", attributes(holder).get(name)
+            if isinstance(method := inspect.getattr_static(type(holder), name, None), types.FunctionType):
+                yield "", methods.setdefault((id(method), id(holder)), types.MethodType(method, holder))
+
+    def variables(code: Any) -> Iterator[tuple[str, Any]]:
+        function = getattr(code, "__func__", code) if isinstance(code, _FUNCTIONS) else None
+        if isinstance(function, types.FunctionType):
+            names = sorted(set(_names_in(function.__code__)))
+            held = [getattr(code, "__self__", None), *_enclosed(function), *map(function.__globals__.get, names)]
+            found = walk("", held, lambda each: _entries(each) or members(each, names), DEPTH, most=MOST_NAMED)
+            yield from itertools.islice(found, 1, None)
+
+    found = walk("", item, lambda each: members(each, ["state_dict"]) if each is item else variables(each), DEPTH)
+    return (each for _, each in found)
+
+
+def _enclosed(function: types.FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # not assigned yet
+            yield cell.cell_contents
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    """Yield the names of globals and attributes in the code of a function, and of functions inside it."""
+    yield from code.co_names
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from _names_in(each)
+
+
+def _entries(item: Any) -> list[tuple[str, Any]]:
+    if not isinstance(item, (dict, list, tuple)) or length(item) > MOST_ENTRIES:
+        return []
+    return [(entry_name(key), value) for key, value in entries(item)]
 
 
 def _named(prefix: str, found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -4,6 +4,7 @@ import copy
 import itertools
 import logging
 import tempfile
+import types
 
 import pytest
 import torch
@@ -113,6 +114,77 @@ def test_an_optimizer_inside_a_given_one_is_not_missed(warned, model):
 
     outer = Lookahead(torch.optim.AdamW(model.parameters()))
     assert warned(model, [outer.step] * 3, optimizer=outer) == []
+
+
+class OptimizerByParameter:
+    """Optimizers behind functions only, as those of Pyro: without `state_dict` and `zero_grad`."""
+
+    def __init__(self, model):
+        self.optimizers = {each: torch.optim.AdamW([each]) for each in model.parameters()}
+
+    def get_state(self):
+        return [each.state_dict() for each in self.optimizers.values()]
+
+    def set_state(self, state):
+        for each, saved in zip(self.optimizers.values(), state, strict=True):
+            each.load_state_dict(saved)
+
+    def __call__(self):
+        for each in self.optimizers.values():
+            each.step()
+
+
+def in_closures(optimizers):
+    class State:
+        def state_dict(self):
+            return {"optimizers": self.own_state()}
+
+        def own_state(self):
+            return optimizers.get_state()
+
+        def load_state_dict(self, state):
+            optimizers.set_state(state["optimizers"])
+
+    return State()
+
+
+def in_functions_of_attributes(optimizers):
+    return types.SimpleNamespace(
+        state_dict=lambda: dict(enumerate(optimizers.get_state())),
+        load_state_dict=lambda state: optimizers.set_state(state.values()),
+    )
+
+
+class InAttribute:
+    def __init__(self, optimizers):
+        self.save, self.load = optimizers.get_state, optimizers.set_state
+
+    def state_dict(self):
+        return {"optimizers": self.save()}
+
+    def load_state_dict(self, state):
+        self.load(state["optimizers"])
+
+
+class WithoutState:
+    """A `state_dict` that leaves the optimizers out, though other methods use them."""
+
+    def __init__(self, optimizers):
+        self.step = lambda: optimizers()
+
+    def state_dict(self):
+        return {"iteration": 1}
+
+    def load_state_dict(self, state): ...
+
+
+@pytest.mark.parametrize("wrap", [in_closures, in_functions_of_attributes, InAttribute])
+def test_optimizers_that_the_code_of_a_given_state_dict_names_are_not_missed(warned, model, wrap):
+    optimizers = OptimizerByParameter(model)
+    assert warned(model, [optimizers] * 4, parts=wrap(optimizers)) == []
+    assert len(warned(model, [optimizers] * 4, parts=WithoutState(optimizers))) == 1
+    other = OptimizerByParameter(model)
+    assert len(warned(model, [other] * 4, parts=wrap(optimizers))) == 1
 
 
 def test_a_closed_session_no_longer_watches(warned, model):
