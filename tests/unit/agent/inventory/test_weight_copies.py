@@ -33,6 +33,7 @@ def named(caplog, tmp_path):
                 optimizer.step()
                 update()
                 session.step()
+                session.wait(60)  # a checkpoint that is being written would skip the next
         messages = [each.getMessage() for each in caplog.records if "training changes " in each.getMessage()]
         return [each.partition("training changes ")[2].partition(",")[0] for each in messages]
 
