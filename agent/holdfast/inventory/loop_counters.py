@@ -98,7 +98,8 @@ class LoopCounters:
                 goes_on = epoch_advanced is None and reading.limit == tuple(was[1:])
                 if not (goes_on and was[0] + 2 * (reading.value - before) in range(*reading.limit or (0,))):
                     continue
-            if before > was[0] and not self._is_in_place:
+            is_same = before == was[0] and epoch_advanced  # it counts epochs
+            if (before > was[0] or is_same) and not self._is_in_place:
                 continue  # it goes on
             change = was[0] + reading.value - before - before
             is_other = change > 0 or (change and self._is_in_place and reading.value > before)

@@ -214,6 +214,15 @@ def of_each_epoch(job):
             job.end(loss)
 
 
+def that_counts_epochs(job):
+    for epoch in range(2):
+        for batch in job.session.batches(job.loader, epochs=epoch + 1):
+            loss = job.backward(batch)
+            if epoch != 2:
+                job.update()
+            job.end(loss)
+
+
 def several_updates(job):
     for batch in job.session.batches(job.loader, epochs=1):
         for _ in range(3):
@@ -234,6 +243,7 @@ def several_updates(job):
         (by_the_session, 5),
         (in_variables, 5),
         (of_each_epoch, 20),
+        (that_counts_epochs, 19),
         (several_updates, 4),
     ],
 )
