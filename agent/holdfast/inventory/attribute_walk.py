@@ -52,9 +52,9 @@ def split_names(text: str) -> frozenset[str]:
 
 LIBRARIES = split_names("""
     holdfast torch torchvision torchaudio torchdata torchmetrics functorch triton lightning lightning_fabric
-    lightning_utilities pytorch_lightning accelerate transformers tokenizers datasets huggingface_hub safetensors
-    ignite deepspeed wandb mlflow tensorboard tensorboardX comet_ml neptune aim clearml tqdm rich numpy scipy
-    sklearn pandas pyarrow polars matplotlib PIL cv2 omegaconf hydra ray webdataset streaming opentelemetry
+    lightning_utilities pytorch_lightning accelerate transformers diffusers tokenizers datasets huggingface_hub
+    safetensors ignite deepspeed wandb mlflow tensorboard tensorboardX comet_ml neptune aim clearml tqdm rich numpy
+    scipy sklearn pandas pyarrow polars matplotlib PIL cv2 omegaconf hydra ray webdataset streaming opentelemetry
     loguru prometheus_client structlog absl sqlalchemy requests urllib3 httpx pydantic fsspec jax msgspec zmq
 """)
 """Packages whose attributes are their own affair: their `state_dict()` has what matters."""

@@ -316,6 +316,17 @@ def test_a_dict_of_tensors_is_named_unless_a_state_dict_returns_copies(
     assert "\n".join(reports).count("average.shadow") == count
 
 
+class AverageOfDiffusers(CopyingAverage):
+    """Stands for `EMAModel`: what its state leaves out, each update computes anew."""
+
+    __module__ = "diffusers.training_utils"
+
+
+def test_an_average_of_diffusers_is_not_named(named, tmp_path):
+    average = AverageOfDiffusers(model := torch.nn.Linear(4, 1))
+    assert named(Loop(tmp_path, model, average=average), lambda _: average.update(model)) == []
+
+
 def test_what_variables_have_is_not_named(named, tmp_path):
     loop_state = holdfast.Variables(temperature=1.0)
     loop = Loop(tmp_path, loop=loop_state)
