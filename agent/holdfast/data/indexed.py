@@ -53,15 +53,18 @@ class EpochSetter:
         """Epoch of the sampler or dataset when reading began; `None` if unknown."""
         self._left_at, self._last, self._warned = self._now, 0, False
 
-    def begin(self, epoch: int, *, begun: bool, by_hand: bool) -> None:
-        """Set the epoch. With `begun`, a part of it has been given already, so that its order is fixed."""
+    def begin(self, epoch: int, *, begun: bool, by_hand: bool, trains: bool) -> None:
+        """Set the epoch. With `begun`, a part of it has been given already, so that its order is fixed.
+
+        Without `trains`, as for an evaluation, a script may leave the order as it is.
+        """
         set_by_script = self._now != self._left_at
         if begun and self.in_use is not None:
             self._set(self.in_use)
         elif (self._always or not by_hand) and not set_by_script:
             self._set(epoch)
         elif self._now is not None and not set_by_script and not self._warned and epoch > self._last:
-            self._warned = getattr(self._parts[0], "shuffle", None) is True
+            self._warned = trains and getattr(self._parts[0], "shuffle", None) is True
             if self._warned:
                 logger.warning(
                     "%s.set_epoch was not called: epoch %d has the order of the previous one, as with torch's "

@@ -367,7 +367,8 @@ class DataLoader(LoaderPosition):
             while again:
                 again = False
                 ahead.clear()
-                self._inner.epochs.begin(start.epoch, begun=start.taken > 0, by_hand=by_hand)
+                trains = not state.has_session or state.trains_with_gradients is not None
+                self._inner.epochs.begin(start.epoch, begun=start.taken > 0, by_hand=by_hand, trains=trains)
                 self._inner.generators.is_ahead = bool(self.lookahead or self.num_workers)
                 self._inner.generators.is_by_hand = by_hand
                 self._used_generators = self._inner.generators.continued() if self.lookahead else None

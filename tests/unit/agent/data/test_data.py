@@ -636,6 +636,22 @@ def test_a_sampler_whose_epoch_the_script_never_sets_gives_one_order_as_in_torch
     assert not caplog.text
 
 
+@pytest.mark.parametrize(("unset", "count"), [("trains", 1), ("evaluates", 0)])
+def test_an_evaluation_may_leave_the_order_of_a_sampler_as_it_is(caplog, unset, count):
+    loaders = {"trains": over_distributed(), "evaluates": over_distributed()}
+    for each in loaders.values():
+        each.attach_session()
+    for number in range(3):
+        for name, loader in loaders.items():
+            if name != unset:
+                loader.sampler.set_epoch(number)
+        for _ in loaders["trains"]:
+            for each in loaders.values():
+                each.iteration_ended()
+        indices(loaders["evaluates"])
+    assert caplog.text.count("set_epoch was not called") == count
+
+
 @pytest.mark.parametrize("numbers", [[0, 1, 2], [1, 2, 3], [5, 5, 5], [0, 0, 7]], ids=str)
 @pytest.mark.parametrize("stop", [0, 2, 6])
 def test_the_epoch_that_a_script_sets_decides_on_the_order_also_after_a_resume(numbers, stop):
