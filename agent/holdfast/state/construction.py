@@ -130,8 +130,11 @@ def loader_settings(item: Any) -> dict[str, Any]:
     own = attributes(item)
     if "dataset" not in own:
         return {}
-    found = {name: own[name] for name in _OF_LOADERS if name in own}
-    return plain_items({name.lstrip("_"): value for name, value in found.items()})
+    found = {name.lstrip("_"): own[name] for name in _OF_LOADERS if name in own}
+    indices = attributes(own["dataset"]).get("indices")
+    if isinstance(own["dataset"], torch.utils.data.Subset) and isinstance(indices, (list, tuple, range)):
+        found["indices"] = list(indices[:: len(indices) // 8 + 1])  # of `random_split`, perhaps without a seed
+    return plain_items(found)
 
 
 def schedule_in(item: Any) -> LRScheduler | None:

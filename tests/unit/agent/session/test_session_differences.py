@@ -208,10 +208,12 @@ def test_a_state_refused_in_place_is_named_and_training_goes_on_from_where_it_wa
     assert torch.equal(job.model.weight, weight)
 
 
-@pytest.mark.parametrize("given", [False, True], ids=["drawn", "given"])
-def test_settings_of_a_loader_are_named_once(tmp_path, caplog, jobs, given):
-    def train(batch_size, until):
-        loader = holdfast.DataLoader(torch.zeros(64, 4), batch_size=batch_size)
+@pytest.fixture
+def train_on(tmp_path, caplog, jobs):
+    """A function that goes on with a job until an iteration, and returns its warnings."""
+
+    def train(given, until, dataset, batch_size=4):
+        loader = holdfast.DataLoader(dataset, batch_size=batch_size)
         jobs.append(Job(tmp_path, **({"loader": loader} if given else {})))
         session = jobs[-1].session
         for _ in session.batches(loader):
@@ -222,13 +224,32 @@ def test_settings_of_a_loader_are_named_once(tmp_path, caplog, jobs, given):
         jobs.pop().close()
         return warnings(caplog)
 
-    assert train(4, 3) == []
-    (message,) = train(8, 4)
+    return train
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["drawn", "given"])
+def test_settings_of_a_loader_are_named_once(train_on, caplog, given):
+    data = torch.zeros(64, 4)
+    assert train_on(given, 3, data, 4) == []
+    (message,) = train_on(given, 4, data, 8)
     assert message.endswith(
         "other settings than those of the script; the script's are in force: loader batch_size 4 (here 8)"
     )
     caplog.clear()
-    assert train(8, 5) == []
+    assert train_on(given, 5, data, 8) == []
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["drawn", "given"])
+def test_another_random_split_is_named(train_on, given):
+    def split(seed):
+        generator = torch.Generator().manual_seed(seed)
+        return torch.utils.data.random_split(torch.zeros(640, 4), [600, 40], generator=generator)[0]
+
+    assert train_on(given, 3, split(1)) == []
+    assert train_on(given, 4, split(1)) == []
+    (message,) = train_on(given, 5, split(2))
+    some = " (here ".join(f"({', '.join(map(str, split(seed).indices[::76]))})" for seed in (1, 2))
+    assert message.endswith(f"the script's are in force: loader indices {some})")
 
 
 def test_settings_of_any_object_that_names_them_are_compared(tmp_path, caplog, jobs):
