@@ -416,6 +416,14 @@ def default_store() -> Any:
     return torch.distributed.distributed_c10d._get_default_store()
 
 
+def rendezvous_store() -> Any:
+    """Return the same without the prefixes of torch, which differ between its releases."""
+    store = default_store()
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
+
+
 def kept_iterator(loader: Any) -> Any:
     """Return the iterator that a torch DataLoader with persistent workers keeps; `None` without one."""
     return getattr(loader, "_iterator", None)

@@ -24,7 +24,8 @@ from holdfast.distributed.ranks import Ranks, RanksLost
 from holdfast.distributed.wait_reports import WaitReports
 from holdfast.errors import Failed, HoldfastError
 from holdfast.system.io_pool import DaemonPool
-from holdfast.torch_internals import default_store
+from holdfast.system.supervisor_channel import SESSIONS_BEGUN
+from holdfast.torch_internals import default_store, rendezvous_store
 
 T = TypeVar("T")
 logger = logging.getLogger("holdfast")
@@ -74,6 +75,7 @@ class SideGroup(Ranks):
         self.key = f"holdfast/{SideGroup._made}"
         """Prefix of keys in the store; the same on all ranks, because they create groups in the same order."""
         self._exit_key = f"{self.key}/end"
+        rendezvous_store().set(SESSIONS_BEGUN, b"1")
         self._waits = WaitReports(f"{self.key}/waits", self.rank, self._workers)
 
     def decide(self, question: Callable[[], T], kind: Any) -> T:

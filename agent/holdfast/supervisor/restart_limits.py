@@ -15,6 +15,8 @@ class RestartLimits:
     first_backoff_seconds: float = 0.2
     """Wait after a crash; it doubles after each fruitless start, and returns to this after progress."""
     longest_backoff_seconds: float = 30.0
+    rendezvous_seconds: float = 900.0
+    """How long to wait for the end of ranks that still run; longer than NCCL's timeout and the shortest hang."""
     grace_seconds: float = 30.0
     """How long a trainer may take to end after a stop signal before its processes are killed."""
     repeat_seconds: float = 2.0

@@ -25,7 +25,7 @@ import msgspec
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.protocol.wire import SupervisorReport, SupervisorState
 from holdfast.save.shared_buffers import SupervisorMemory
-from holdfast.supervisor import output_capture
+from holdfast.supervisor import old_rendezvous, output_capture
 from holdfast.supervisor.end_causes import EndCause, HostFaults, end_cause, kernel_kills
 from holdfast.supervisor.hang_detector import HangDetector, RestartProgress, progress_file, read_progress
 from holdfast.supervisor.restart_limits import RestartLimits
@@ -124,6 +124,9 @@ class Supervisor:
     def _supervise(self, signals: processes.PendingSignals) -> int:
         fruitless, previous_exit = 0, None
         while True:
+            old_rendezvous.await_end(os.environ | self.environment, signals, self.limits.rendezvous_seconds)
+            if signals.stops:
+                return self._stopped(signals)
             status = self._run_once(signals, previous_exit)
             while self._warm_starts is not None and self._warm_starts.take_end() and not signals.stops:
                 self._progress.end_start()
@@ -168,8 +171,7 @@ class Supervisor:
             elif self._back_off(signals, fruitless, ended, reason):
                 continue
             else:
-                self._report("stopped", f"holdfast run was stopped by {signals.stop_name}")
-                return 128 + signals.stops[0][0]
+                return self._stopped(signals)
             self.log(end, logging.ERROR if status else logging.INFO)
             if not self._wait_for_restore(signals, status, end):
                 return 128 + signals.stops[0][0] if signals.stops and status else shell_status(status)
@@ -317,9 +319,13 @@ class Supervisor:
         deadline = time.monotonic() + seconds
         while not signals.stops and (left := deadline - time.monotonic()) > 0:
             signals.sleep(left)
-        if signals.stops:
-            self.log("stopped while waiting to restart the trainer")
         return not signals.stops
+
+    def _stopped(self, signals: processes.PendingSignals) -> int:
+        """Log and report a stop between two starts. Return the status for the shell."""
+        self.log("stopped while waiting to start the trainer")
+        self._report("stopped", f"holdfast run was stopped by {signals.stop_name}")
+        return 128 + signals.stops[0][0]
 
     def _run_once(self, signals: processes.PendingSignals, previous_exit: str | None) -> int:
         """Run the trainer once, until its last process ended. Return the status as subprocess does."""

@@ -89,9 +89,9 @@ class PendingSignals:
         with contextlib.suppress(BlockingIOError):
             self.waker.send(b"\0")
 
-    def sleep(self, seconds: float | None) -> None:
-        """Sleep until a signal arrives or the time is up."""
-        if select.select([self.wake], [], [], seconds)[0]:
+    def sleep(self, seconds: float | None, *sources: socket.socket) -> None:
+        """Sleep until a signal arrives, one of the sockets can be read, or the time is up."""
+        if self.wake in select.select([self.wake, *sources], [], [], seconds)[0]:
             with contextlib.suppress(BlockingIOError):
                 self.wake.recv(4096)
 

@@ -55,6 +55,8 @@ ATTEMPT = "attempt.json"
 ENDED = "ended.txt"
 REQUESTED_RELAUNCH, RELAUNCH = "relaunch.json", "order.json"
 STACKS = "rank-{rank}.{pid}.stacks"
+SESSIONS_BEGUN = "holdfast/begun"
+"""Key in the store of torch.distributed: all ranks have joined, so that no other start of a rank can."""
 
 _reported_attempts = itertools.count()
 """Number of attempts that this process has reported."""

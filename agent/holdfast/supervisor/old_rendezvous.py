@@ -1,0 +1,69 @@
+"""The rendezvous of ranks that still run: a rank that joins it misses the others when they restart.
+
+Ranks that meet by `env://` share a TCPStore, which the trainer of rank 0 hosts at MASTER_ADDR:MASTER_PORT. When
+another rank dies, rank 0 ends at its next collective, and its next start opens a new store. This module uses the
+protocol of the store, since an import of torch takes a second and much memory.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Mapping
+
+from holdfast.system.processes import PendingSignals
+from holdfast.system.supervisor_channel import SESSIONS_BEGUN
+from holdfast.system.supervisor_files import log_line
+
+CONTACT_SECONDS = 2.0
+"""How long to wait for the store's response; if there is none, the trainer starts."""
+_KEY = f"/{SESSIONS_BEGUN}".encode()
+_QUERY = struct.pack(f"=BIBQQ{len(_KEY)}s", 0, 0x3C85F7CE, 5, 1, len(_KEY), _KEY)
+"""VALIDATE, with a number that identifies the protocol; CHECK, with one key."""
+_READY = b"\0"
+
+
+def await_end(environment: Mapping[str, str], signals: PendingSignals, limit_seconds: float) -> None:
+    """Wait until no sessions run in the rendezvous that a start would join, a stop signal, or the limit."""
+    store = _connect(environment)
+    if store is None:
+        return
+    with store:
+        place = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
+        log_line(
+            f"rank 0 still runs at {place}: waiting until it ends, at most {limit_seconds:g} s, since a rank that "
+            "joins it now misses its next start"
+        )
+        deadline = time.monotonic() + limit_seconds
+        while not signals.stops and (left := deadline - time.monotonic()) > 0:
+            signals.sleep(left, store)
+            if _has_ended(store):
+                return
+
+
+def _connect(environment: Mapping[str, str]) -> socket.socket | None:
+    """Return a connection to the store, if sessions have begun with it; `None` if not, or if that is unknown."""
+    try:
+        address = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+        store = socket.create_connection(address, CONTACT_SECONDS)
+    except (KeyError, ValueError, OverflowError, OSError):
+        return None
+    try:
+        store.sendall(_QUERY)
+        if store.recv(1) == _READY:
+            store.setblocking(False)
+            return store
+    except OSError:
+        pass
+    store.close()
+    return None
+
+
+def _has_ended(store: socket.socket) -> bool:
+    try:
+        return not store.recv(1)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
