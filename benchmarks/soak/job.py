@@ -16,7 +16,6 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +82,7 @@ class Work:
         dense = [p for name, p in self.model.named_parameters() if not name.startswith("table")]
         world_size = 1
         if kind in RANKED:
-            # a rank that restarts before the old rank 0 has ended joins its rendezvous, and waits for this long
-            dist.init_process_group("gloo", timeout=timedelta(minutes=1) if kind == "peers" else None)
+            dist.init_process_group("gloo")
             self.rank, world_size = dist.get_rank(), dist.get_world_size()
             if kind == "fsdp":
                 from torch.distributed.fsdp import fully_shard
