@@ -106,7 +106,8 @@ class WarmStarts:
         if imports is None or self._free_share() < 2 * MIN_FREE_SHARE:
             return
         if (reason := self._other_process(imports, trainer)) is not None:
-            self._turn_off(reason)
+            if not process_facts.has_ended(trainer):  # the environment of an ended process cannot be read
+                self._turn_off(reason)
             return
         try:
             self._start_template()

@@ -16,7 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.supervisor.warm_start import refusal
+from holdfast.supervisor.warm_start import WarmStarts, refusal
+from holdfast.system import supervisor_channel
+from holdfast.system.published_imports import IMPORTS, PublishedImports, state_now
 from tests.support.eventually import eventually
 
 pytestmark = [
@@ -377,6 +379,21 @@ def test_the_template_is_given_up_when_memory_is_short(trainer: WarmTrainer) -> 
 )
 def test_a_command_that_is_no_script_is_started_cold(command: list[str], reason: str) -> None:
     assert reason in (refusal(command, dict(os.environ)) or "")
+
+
+def test_a_trainer_that_is_killed_after_it_published_its_imports_does_not_turn_warm_starts_off(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = [sys.executable, "-c", ""]
+    with subprocess.Popen(command) as trainer:
+        os.waitid(os.P_PID, trainer.pid, os.WEXITED | os.WNOWAIT)
+        imports = PublishedImports(
+            pid=trainer.pid, executable=sys.executable, orig_argv=command, main="", modules=[], folders=[],
+            first_state=state_now(), state=state_now(),
+        )  # fmt: skip
+        supervisor_channel.write_struct(tmp_path / IMPORTS, imports)
+        WarmStarts(command, tmp_path, lambda: 1.0).watch(trainer.pid)
+    assert "starts are cold" not in capfd.readouterr().err
 
 
 def test_a_script_that_starts_itself_anew_is_started_cold(trainer: WarmTrainer) -> None:
