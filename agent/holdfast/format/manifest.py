@@ -174,11 +174,6 @@ def hasher() -> xxhash.xxh3_128:
     return xxhash.xxh3_128()
 
 
-def digest_tensors(data: Sequence[memoryview]) -> list[tuple[str, list[str] | None]]:
-    """Return (digest, chunks) of each tensor; see `digest_tensor`."""
-    return [digest_tensor(each) for each in data]
-
-
 def digest_tensor(data: memoryview) -> tuple[str, list[str] | None]:
     """Return (digest, chunks) of the bytes of a tensor, independent of its offset in the file."""
     starts = range(0, max(1, len(data)), CHUNK_BYTES)

@@ -361,7 +361,7 @@ class CheckpointFiles:
     def _describe(self) -> list[fmt.Tensor]:
         """Return the manifest entry of each tensor; digests the payload."""
         slots, opening = self._draft.slots, len(self._header)
-        digests = fmt.digest_tensors([self._payload[slot.start : slot.end] for slot in slots])
+        digests = list(map(fmt.digest_tensor, [self._payload[slot.start : slot.end] for slot in slots]))
         return [self._entry(slot, self._file, opening, *each) for slot, each in zip(slots, digests, strict=True)]
 
     def _entry(

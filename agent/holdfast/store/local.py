@@ -190,9 +190,7 @@ class LocalStore(Store):
         return self._job(job) / checkpoint_id(*parse_checkpoint_id(checkpoint))
 
     def _job(self, job: str) -> Path:
-        if (directory := self._directories.get(job)) is None:
-            directory = self._directories[job] = self.root / validate_job(job)
-        return directory
+        return self._directories.get(job) or self._directories.setdefault(job, self.root / validate_job(job))
 
     def prepare(self, job: str) -> None:
         directory = self._job(job)
