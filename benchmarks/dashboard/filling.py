@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import math
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +9,7 @@ from functools import partial
 
 import msgspec
 
+from benchmarks.harness import connected
 from holdfast.protocol import wire
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.protocol.wire import Batch, Samples
@@ -31,32 +31,21 @@ class JobReporter:
     """Sends the reports of a job in batches."""
 
     def __init__(self, port: int, job: str) -> None:
-        self.job, self.sequence, self.attempt = job, 0, 1
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        self.job, self.sequence, self.attempt, self._server = job, 0, 1, connected(port)
 
     def send(self, at: float, iteration: int, samples: Samples | None, events: list[wire.Event]) -> None:
         self.sequence += 1
         batch = Batch(
-            job=self.job,
-            uid=f"{self.job}-{self.attempt}",
-            attempt=self.attempt,
-            rank=0,
-            sequence=self.sequence,
-            sent_at=at,
-            iteration=iteration,
-            lineage=1,
-            samples=samples,
-            events=events,
-        )
+            job=self.job, uid=f"{self.job}-{self.attempt}", attempt=self.attempt, rank=0, sequence=self.sequence,
+            sent_at=at, iteration=iteration, lineage=1, samples=samples, events=events,
+        )  # fmt: skip
         headers = {"Content-Type": "application/msgpack"}
-        self._connection.request("POST", "/api/v1/ingest", msgspec.msgpack.encode(batch), headers)
-        answer = self._connection.getresponse()
-        body = answer.read()
-        if answer.status != 200:
-            raise RuntimeError(f"the server answered {answer.status}: {body[:200]!r}")
+        self._server.ask("/api/v1/ingest", "POST", body=msgspec.msgpack.encode(batch), headers=headers)
 
-    def close(self) -> None:
-        self._connection.close()
+    def report(self, run: SyntheticRun, iterations: int, *begun: wire.Event) -> None:
+        """Train so many iterations, and send what they report."""
+        samples, events = run.train(iterations)
+        self.send(run.at, run.iteration, samples, [*begun, *events])
 
 
 class SyntheticRun:
@@ -69,12 +58,9 @@ class SyntheticRun:
 
     def start(self, previous_exit: str | None) -> list[wire.Event]:
         self.attempt += 1
+        resumed = checkpoint_id(self.iteration, 1) if self.iteration else None
         started = wire.AttemptStarted(
-            at=self.at,
-            iteration=self.iteration,
-            lineage=1,
-            previous_exit=previous_exit,
-            resumed_from=checkpoint_id(self.iteration, 1) if self.iteration else None,
+            at=self.at, iteration=self.iteration, lineage=1, previous_exit=previous_exit, resumed_from=resumed
         )
         begun = wire.LineageStarted(at=self.at, lineage=1, iteration=0)
         return [started] if previous_exit else [started, begun]
@@ -114,36 +100,21 @@ class SyntheticRun:
         failed = self.iteration // self.every % FAILED_EVERY == 0
         persist = self._chance.uniform(6, 9)
         return wire.Checkpoint(
-            at=self.at,
-            id=checkpoint_id(self.iteration, 1),
-            iteration=self.iteration,
-            lineage=1,
-            kind="scheduled",
-            state="failed" if failed else "durable",
-            payload_bytes=CHECKPOINT_BYTES,
-            snapshot_started_at=self.at,
-            snapshot_seconds=self._chance.uniform(0.3, 0.5),
-            stall_seconds=self._chance.uniform(0.0, 0.05),
-            persist_started_at=self.at + 0.5,
-            persist_seconds=persist,
+            at=self.at, id=checkpoint_id(self.iteration, 1), iteration=self.iteration, lineage=1, kind="scheduled",
+            state="failed" if failed else "durable", payload_bytes=CHECKPOINT_BYTES, snapshot_started_at=self.at,
+            snapshot_seconds=self._chance.uniform(0.3, 0.5), stall_seconds=self._chance.uniform(0.0, 0.05),
+            persist_started_at=self.at + 0.5, persist_seconds=persist,
             durable_iteration=None if failed else self.iteration + round(persist / STEP_SECONDS),
             reason="No space left on device" if failed else None,
-        )
+        )  # fmt: skip
 
     def decision(self) -> wire.IntervalDecision:
         return wire.IntervalDecision(
-            at=self.at,
-            iteration=self.iteration,
-            lineage=1,
-            policy="checkfreq",
-            interval=self.every,
-            budget=0.035,
-            predicted_overhead=0.02,
-            measured_overhead=max(0.0, self._chance.gauss(0.02, 0.003)),
-            measured_window_iterations=500,
-            reason=f"every {self.every} keeps the budget",
+            at=self.at, iteration=self.iteration, lineage=1, policy="checkfreq", interval=self.every, budget=0.035,
+            predicted_overhead=0.02, measured_overhead=max(0.0, self._chance.gauss(0.02, 0.003)),
+            measured_window_iterations=500, reason=f"every {self.every} keeps the budget",
             profile={"iteration_seconds": STEP_SECONDS, "cost_seconds": 0.5, "persist_seconds": 7.5},
-        )
+        )  # fmt: skip
 
 
 def fill_fleet(port: int, *, jobs: int, ends_at: float) -> None:
@@ -155,30 +126,27 @@ def fill_fleet(port: int, *, jobs: int, ends_at: float) -> None:
 def _fill_one(port: int, ends_at: float, number: int) -> None:
     began_at = ends_at - FLEET_ITERATIONS * STEP_SECONDS
     run = SyntheticRun(every=FLEET_ITERATIONS // 3, began_at=began_at, seed=number)
-    begun = run.start(None)
-    started = begun[0]
+    started, begun = run.start(None)
     assert isinstance(started, wire.AttemptStarted)
     started.owner = f"owner-{number % FLEET_OWNERS}"
     started.labels = {"team": f"team-{number % 7}", "seed": str(number)}
     samples, events = run.train(FLEET_ITERATIONS)
     reporter = JobReporter(port, f"fleet-{number:05d}")
-    reporter.send(run.at, run.iteration, samples, [*begun, *events, run.decision()])
-    reporter.close()
+    reporter.send(run.at, run.iteration, samples, [started, begun, *events, run.decision()])
 
 
 def fill(port: int, *, iterations: int, checkpoints: int, ends_at: float, job: str = JOB) -> SyntheticRun:
     """Create a job of so many iterations with some restarts, which ends about now."""
-    run = SyntheticRun(
-        every=max(1, iterations // checkpoints), began_at=ends_at - iterations * STEP_SECONDS * 1.02
+    began_at = ends_at - iterations * STEP_SECONDS * 1.02
+    run, reporter = (
+        SyntheticRun(every=max(1, iterations // checkpoints), began_at=began_at),
+        JobReporter(port, job),
     )
-    reporter = JobReporter(port, job)
     restart = max(1, iterations // (RESTARTS + 1) // BATCH_ITERATIONS)
     for number, first in enumerate(range(0, iterations, BATCH_ITERATIONS)):
         begun: list[wire.Event] = []
         if number % restart == 0:
             begun = run.start("killed by SIGKILL" if number else None)
             reporter.attempt, reporter.sequence = run.attempt, 0
-        samples, events = run.train(min(BATCH_ITERATIONS, iterations - first))
-        reporter.send(run.at, run.iteration, samples, begun + events)
-    reporter.close()
+        reporter.report(run, min(BATCH_ITERATIONS, iterations - first), *begun)
     return run

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import http.client
 from pathlib import Path
 
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 from starlette.testclient import TestClient
 
-from benchmarks.ingest.running import BenchmarkServer
+from benchmarks.harness import BenchmarkServer
 from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
 
@@ -19,23 +18,10 @@ REQUESTS = 150
 
 def cpu_ms(server: BenchmarkServer, path: str) -> float:
     """Return the CPU time of the server for one request, with the connection kept open."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-
-    def request() -> None:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        answer.read()
-        if answer.status != 200:
-            raise RuntimeError(f"the server answered {answer.status}")
-
-    for _ in range(WARM_REQUESTS):
-        request()
+    server.median_ms(path, WARM_REQUESTS)
     before = server.cpu_seconds()
-    for _ in range(REQUESTS):
-        request()
-    spent = server.cpu_seconds() - before
-    connection.close()
-    return 1000 * spent / REQUESTS
+    server.median_ms(path, REQUESTS - 1)
+    return 1000 * (server.cpu_seconds() - before) / REQUESTS
 
 
 def statements(database: Path, path: str) -> int:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
-import statistics
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
-from playwright.sync_api import Browser, BrowserContext, CDPSession, Page, sync_playwright
+from playwright.sync_api import Browser, CDPSession, Page, sync_playwright
+
+from benchmarks.harness import running
 
 from .filling import JOB, STEP_SECONDS, JobReporter, SyntheticRun
 
@@ -26,13 +28,8 @@ WARM_SECONDS = 15.0
 ARGUMENTS = ("--no-sandbox", "--headless", "--disable-gpu", "--no-first-run", "--disable-background-networking")
 DRAWN = '#timeline[data-state="drawn"]'
 WINDOWS = (
-    "",
-    "x=time",
-    "from=400000&to=600000",
-    "from=500000&to=503000",
-    "from=500000&to=500200",
-    "from=1&to=1000000",
-)
+    "", "x=time", "from=400000&to=600000", "from=500000&to=503000", "from=500000&to=500200", "from=1&to=1000000",
+)  # fmt: skip
 """Windows: the whole run on both axes, and smaller parts of it."""
 
 PAINT = """() => performance.getEntriesByName("first-contentful-paint")[0]?.startTime ?? null"""
@@ -79,13 +76,11 @@ FAST_CLOCK = """(faster) => {
 
 @dataclass(slots=True)
 class TransferSizes:
-    """Bytes on the wire by kind."""
+    """Bytes on the wire."""
 
     scripts: int = 0
     all: int = 0
     requests: int = 0
-    kinds: dict[str, str] = field(default_factory=dict)
-    answers: list[int] = field(default_factory=list)
 
 
 @contextmanager
@@ -99,38 +94,39 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-def fresh(browser: Browser) -> BrowserContext:
-    return browser.new_context(viewport={"width": 1440, "height": 900})
+@contextmanager
+def fresh(browser: Browser, url: str = "", drawn: str = DRAWN) -> Iterator[Page]:
+    """Open a page in a new context with an empty cache, and wait until it is drawn if there is a URL."""
+    with browser.new_context(viewport={"width": 1440, "height": 900}) as context:
+        page = context.new_page()
+        if url:
+            page.goto(url)
+            page.wait_for_selector(drawn)
+        yield page
 
 
 def bytes_of_first_load(browser: Browser, url: str, *, drawn: str = DRAWN) -> TransferSizes:
     """Measure all that a new browser fetches until the page is drawn."""
-    context = fresh(browser)
-    page = context.new_page()
-    sizes = weighed(context, page)
-    page.goto(url)
-    page.wait_for_selector(drawn)
-    page.wait_for_timeout(QUIET_MS)  # parts of the page send requests of their own
-    context.close()
+    with fresh(browser) as page:
+        sizes = weighed(page)
+        page.goto(url)
+        page.wait_for_selector(drawn)
+        page.wait_for_timeout(QUIET_MS)  # parts of the page send requests of their own
     return sizes
 
 
-def weighed(context: BrowserContext, page: Page) -> TransferSizes:
-    sizes = TransferSizes()
-    session: CDPSession = context.new_cdp_session(page)
+def weighed(page: Page) -> TransferSizes:
+    sizes, kinds = TransferSizes(), dict[str, str]()
+    session: CDPSession = page.context.new_cdp_session(page)
     session.send("Network.enable")
 
-    def answered(event: dict[str, object]) -> None:
-        sizes.kinds[str(event["requestId"])] = str(event["type"])
-
-    def ended(event: dict[str, object]) -> None:
-        size, kind = int(str(event["encodedDataLength"]).split(".")[0]), sizes.kinds.get(str(event["requestId"]))
+    def ended(event: dict[str, Any]) -> None:
+        size = int(event["encodedDataLength"])
         sizes.all += size
         sizes.requests += 1
-        if kind == "Script":
-            sizes.scripts += size
+        sizes.scripts += size if kinds.get(event["requestId"]) == "Script" else 0
 
-    session.on("Network.responseReceived", answered)
+    session.on("Network.responseReceived", lambda event: kinds.update({event["requestId"]: event["type"]}))
     session.on("Network.loadingFinished", ended)
     return sizes
 
@@ -139,44 +135,35 @@ def first_paint_ms(browser: Browser, url: str, *, drawn: str = DRAWN) -> list[fl
     """Open each page in a new browser context with an empty cache."""
     found = []
     for _ in range(LOADS):
-        context = fresh(browser)
-        page = context.new_page()
-        page.goto(url)
-        page.wait_for_selector(drawn)
-        page.wait_for_function(f"({PAINT})() !== null")
-        found.append(float(page.evaluate(PAINT)))
-        context.close()
+        with fresh(browser, url, drawn) as page:
+            page.wait_for_function(f"({PAINT})() !== null")
+            found.append(float(page.evaluate(PAINT)))
     return found
 
 
 def interactions_ms(browser: Browser, url: str) -> list[float]:
     """Return the duration from each interaction to the next frame, as the browser measures it."""
-    context = fresh(browser)
-    page = context.new_page()
-    page.goto(url)
-    page.wait_for_selector(DRAWN)
-    page.evaluate(LISTEN)
-    box = page.locator('[data-lane="metric"] .lane-body').bounding_box()
-    assert box is not None
-    for part in range(20):
-        page.mouse.move(box["x"] + 80 + part * 40, box["y"] + 40 + part * 20)
-    for key in 3 * KEYS:
-        page.keyboard.press(key)
-        page.wait_for_timeout(120)
-    for start in (0.2, 0.4, 0.6):
-        page.mouse.move(box["x"] + box["width"] * start, box["y"] + 60)
-        page.mouse.down()
-        page.mouse.move(box["x"] + box["width"] * (start + 0.15), box["y"] + 60, steps=5)
-        page.mouse.up()
-        page.wait_for_timeout(300)
-        page.mouse.dblclick(box["x"] + 200, box["y"] + 60)
-        page.wait_for_timeout(300)
-    page.locator('[data-part="metric"]').select_option("grad_norm")
-    page.wait_for_timeout(500)
-    # durations are multiples of 8 ms; the browser does not report those below 16 ms
-    durations = [float(value) for value in page.evaluate("[...window.interactionMs.values()]")]
-    context.close()
-    return durations
+    with fresh(browser, url) as page:
+        page.evaluate(LISTEN)
+        box = page.locator('[data-lane="metric"] .lane-body').bounding_box()
+        assert box is not None
+        for part in range(20):
+            page.mouse.move(box["x"] + 80 + part * 40, box["y"] + 40 + part * 20)
+        for key in 3 * KEYS:
+            page.keyboard.press(key)
+            page.wait_for_timeout(120)
+        for start in (0.2, 0.4, 0.6):
+            page.mouse.move(box["x"] + box["width"] * start, box["y"] + 60)
+            page.mouse.down()
+            page.mouse.move(box["x"] + box["width"] * (start + 0.15), box["y"] + 60, steps=5)
+            page.mouse.up()
+            page.wait_for_timeout(300)
+            page.mouse.dblclick(box["x"] + 200, box["y"] + 60)
+            page.wait_for_timeout(300)
+        page.locator('[data-part="metric"]').select_option("grad_norm")
+        page.wait_for_timeout(500)
+        # durations are multiples of 8 ms; the browser does not report those below 16 ms
+        return [float(value) for value in page.evaluate("[...window.interactionMs.values()]")]
 
 
 def next_paint_ms(durations: Sequence[float]) -> float:
@@ -187,14 +174,9 @@ def next_paint_ms(durations: Sequence[float]) -> float:
 
 def frames(browser: Browser, url: str) -> dict[str, float]:
     """Measure frames while zooming in and out of a million iterations, one wheel step per frame."""
-    context = fresh(browser)
-    page = context.new_page()
-    page.goto(url)
-    page.wait_for_selector(DRAWN)
-    page.evaluate(HANDS, 1.0)
-    found = {name: float(value) for name, value in page.evaluate(HANDS, HANDS_SECONDS).items()}
-    context.close()
-    return found
+    with fresh(browser, url) as page:
+        page.evaluate(HANDS, 1.0)
+        return {name: float(value) for name, value in page.evaluate(HANDS, HANDS_SECONDS).items()}
 
 
 def heap_growth_mb(browser: Browser, url: str, port: int, run: SyntheticRun) -> tuple[float, int]:
@@ -202,27 +184,17 @@ def heap_growth_mb(browser: Browser, url: str, port: int, run: SyntheticRun) -> 
 
     Return the growth after garbage collection, and how often the timeline was redrawn.
     """
-    context = fresh(browser)
-    context.add_init_script(f"({FAST_CLOCK})({FASTER})")
-    page = context.new_page()
     answers = []
-    page.on("response", lambda response: answers.append(1) if "/timeline?" in response.url else None)
-    ended = threading.Event()
-    agent = threading.Thread(target=_train, args=(port, run, ended), name="agent")
-    agent.start()
-    try:
+    with running(_train, port, run), fresh(browser) as page:
+        page.add_init_script(f"({FAST_CLOCK})({FASTER})")
+        page.on("response", lambda response: answers.append(1) if "/timeline?" in response.url else None)
         page.goto(url + f"?from={run.iteration - 3000}&to={run.iteration + 10}&live=1")
         page.wait_for_selector(DRAWN)
-        session = context.new_cdp_session(page)
+        session = page.context.new_cdp_session(page)
         page.wait_for_timeout(WARM_SECONDS * 1000)
         before, begun = _heap_bytes(session), len(answers)
         page.wait_for_timeout(HOUR_SECONDS / FASTER * 1000)
-        after = _heap_bytes(session)
-    finally:
-        ended.set()
-        agent.join()
-        context.close()
-    return (after - before) / 1e6, len(answers) - begun
+        return (_heap_bytes(session) - before) / 1e6, len(answers) - begun
 
 
 def _heap_bytes(session: CDPSession) -> float:
@@ -238,26 +210,18 @@ def _train(port: int, run: SyntheticRun, ended: threading.Event) -> None:
     reporter = JobReporter(port, JOB)
     reporter.attempt, reporter.sequence = run.attempt, 1_000_000
     while not ended.wait(1 / FASTER):
-        samples, events = run.train(round(1 / STEP_SECONDS))
-        reporter.send(run.at, run.iteration, samples, events)
-    reporter.close()
+        reporter.report(run, round(1 / STEP_SECONDS))
 
 
 def timeline_bytes(browser: Browser, url: str) -> dict[str, tuple[int, int, float]]:
     """Return bytes on the wire, unpacked bytes and seconds to answer, by window."""
     found: dict[str, tuple[int, int, float]] = {}
     for window in WINDOWS:
-        context = fresh(browser)
-        page = context.new_page()
-        with page.expect_response(lambda response: "/timeline?" in response.url) as caught:
-            page.goto(f"{url}?{window}")
-        response = caught.value
-        wire, plain = response.request.sizes()["responseBodySize"], len(response.body())
-        timing = response.request.timing
-        found[window] = (wire, plain, (timing["responseEnd"] - timing["requestStart"]) / 1000)
-        context.close()
+        with fresh(browser) as page:
+            with page.expect_response(lambda response: "/timeline?" in response.url) as caught:
+                page.goto(f"{url}?{window}")
+            response = caught.value
+            wire, plain = response.request.sizes()["responseBodySize"], len(response.body())
+            timing = response.request.timing
+            found[window] = (wire, plain, (timing["responseEnd"] - timing["requestStart"]) / 1000)
     return found
-
-
-def median(values: list[float]) -> float:
-    return statistics.median(values)

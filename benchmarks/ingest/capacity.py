@@ -1,4 +1,4 @@
-"""`python -m benchmarks.ingest.capacity`: what a server needs for a number of agents that report as in training.
+"""`make bench-capacity`: what a server needs for a number of agents that report as in training.
 
 Each agent trains an iteration every half second, reports its samples in a batch every few seconds, takes a
 checkpoint every minute, and waits for orders in a long poll. CPU seconds, memory and bytes are measured. Latencies
@@ -7,36 +7,42 @@ are not: agents and server share this machine.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import errno
-import json
-import multiprocessing
-import os
 import random
 import resource
-import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
+from benchmarks.harness import (
+    ROOT,
+    BenchmarkServer,
+    Table,
+    cpu_seconds,
+    free_port,
+    run,
+    scratch,
+    serving,
+    settle,
+    talking,
+)
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.protocol.wire import AttemptStarted, Batch, Checkpoint, Event, LineageStarted, Samples
 from holdfast.server_link.batch_sender import ReportInterval
 from holdfast.server_link.desired_state_poller import WAIT_SECONDS
 from holdfast.server_link.http_client import REQUEST_SECONDS, Backoff
 
-from . import shared_store
 from .memory import SAMPLE_SECONDS, append_sample
-from .peers import HoldfastPeer, timed
-from .running import BenchmarkServer, cpu_seconds, free_port, running, settle, tree
+from .peers import HoldfastPeer
+from .shared_store import compared
+from .waiting import AsyncClient
 
 ITERATION_SECONDS = 0.5
 CHECKPOINT_SECONDS = 60.0
@@ -49,10 +55,17 @@ NO_ANSWER, TOO_MANY_REQUESTS = 0, 429
 PUT_OFF = (TOO_MANY_REQUESTS, 503, NO_ANSWER)
 """Statuses of batches that an agent sends again, because the server is overloaded or does not answer."""
 RETRY_SECONDS = 2.0
+COLUMNS = {
+    "agents": ",", "every s": "g", "batches/s": ",", "samples/s": ",", "CPU cores": ".2f", "PostgreSQL's": ".2f",
+    "ms a batch": "", "memory MB": ",", "bytes a sample": "",
+}  # fmt: skip
+SHOWN = (
+    "every_seconds", "batches_per_second", "samples_per_second", "server_cores", "database_cores",
+    "cpu_ms_per_batch", "server_mb", "bytes_per_sample",
+)  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Reported:
+class Reported(NamedTuple):
     """What the agents reported while it was measured."""
 
     seconds: float
@@ -61,8 +74,7 @@ class Reported:
     put_off: int
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """CPU seconds, memory and stored bytes of server and database."""
 
     server_cpu_seconds: float
@@ -74,71 +86,81 @@ class Usage:
 class Store:
     """The database of a measured server: a file, or a PostgreSQL of its own."""
 
-    def __init__(self, folder: Path, cluster: object | None) -> None:
+    def __init__(self, folder: Path, cluster: Any) -> None:
         self._folder, self._cluster = folder, cluster
         self.url = str(folder / "ours.db")
         if cluster is not None:
-            self._name = cluster.create()  # type: ignore[attr-defined]
-            self.url = cluster.url(self._name)  # type: ignore[attr-defined]
+            self._name = cluster.create()
+            self.url = cluster.url(self._name)
 
     def cpu_seconds(self) -> float:
         """0 for SQLite, which runs in the server."""
-        if self._cluster is None:
-            return 0.0
-        process = self._cluster._process  # type: ignore[attr-defined]
-        return sum(map(cpu_seconds, tree(process.pid))) + _ended_children_seconds(process.pid)
+        return 0.0 if self._cluster is None else cpu_seconds(self._cluster._process.pid)
 
     def stored_bytes(self) -> int:
         if self._cluster is None:
             return HoldfastPeer().disk_bytes(self._folder)
-        ((size,),) = self._cluster.execute(f"SELECT pg_database_size('{self._name}')")  # type: ignore[attr-defined]
+        ((size,),) = self._cluster.execute(f"SELECT pg_database_size('{self._name}')")
         return int(size)
 
 
-def main() -> None:
-    options = _options()
-    if options.shared_store:
-        shared_store.main(options.seconds, options.folder, options.jobs, options.writers)
-        return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+def main(
+    agents: list[int] = [100, 1000, 10_000],  # noqa: B006 - not changed
+    periods: list[int] = [1, 5, 60],  # noqa: B006
+    shared_store: bool = False,
+    jobs: int = 20,
+    writers: int = 4,
+    seconds: float = 60.0,
+    postgresql: bool = False,
+    servers: int = 1,
+    memory: Path | None = None,
+    folder: Path = ROOT,
+) -> dict[str, Any]:
+    """Measure each number of agents.
+
+    Args:
+        agents: numbers of agents, one after the other
+        periods: seconds between the batches of an agent, for each
+        shared_store: jobs that write to one slow store, with and without a limit
+        jobs: with --shared-store: how many
+        writers: with --shared-store: checkpoints that are written at a time
+        seconds: to measure
+        postgresql: on a separate PostgreSQL, instead of SQLite
+        servers: servers that share the PostgreSQL and the agents
+        memory: a file for a sample of the servers' memory every ten seconds
+        folder: directory of the databases, on the disk to measure
+    """
+    if len(agents) != len(periods):
+        sys.exit("--agents and --periods: give as many periods as numbers of agents")
+    if servers < 1 or (servers > 1 and not postgresql):
+        sys.exit("--servers: at least 1, and several need --postgresql")
+    if shared_store:
+        return compared(seconds, folder, jobs, writers)
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    figures = {}
-    print(
-        "  agents  every s  batches/s  samples/s  CPU cores  PostgreSQL's  ms a batch  memory MB  bytes a sample"
-    )
-    with _cluster(options.postgresql) as cluster:
-        for agents, period in zip(options.agents, options.periods, strict=True):
-            with tempfile.TemporaryDirectory(prefix=".bench-capacity-", dir=options.folder) as made:
-                figures[str(agents)] = _measure(
-                    Path(made), cluster, options.servers, agents, period, options.seconds, options.memory
-                )
-    print(f"figures: {json.dumps(figures)}")
+    figures, table = {}, Table(COLUMNS)
+    with _cluster(postgresql) as cluster:
+        for count, period in zip(agents, periods, strict=True):
+            with scratch(folder) as made:
+                found = _measure(made, cluster, servers, count, period, seconds, memory)
+            table.row(count, *(found[name] for name in SHOWN))
+            figures[str(count)] = found
+    return figures
 
 
 def _measure(
-    folder: Path,
-    cluster: object | None,
-    count: int,
-    agents: int,
-    period: float,
-    seconds: float,
-    memory: Path | None = None,
+    folder: Path, cluster: Any, count: int, agents: int, period: float, seconds: float, memory: Path | None
 ) -> dict[str, float]:
     ours, store = HoldfastPeer(), Store(folder, cluster)
     with contextlib.ExitStack() as stack:
         servers = []
         for _ in range(count):
             port = free_port()
-            command = [*ours.command(folder, port)[:-1], store.url]
-            environment = ours.environment(folder, port)
-            log = folder / f"log-{port}"
-            servers.append(
-                stack.enter_context(
-                    running(command, port=port, ready=ours.ready, log=log, environment=environment)
-                )
-            )
+            command, environment = ours.command(folder, port, store.url), ours.environment(folder, port)
+            started = serving(command, port=port, log=folder / f"log-{port}", environment=environment)
+            servers.append(stack.enter_context(started))
         ports = [server.port for server in servers]
-        pipe = stack.enter_context(_reporting(ports, ours.token, agents, period))
+        pipe = stack.enter_context(talking(_agents, ports, ours.token, agents, period, patience=30))
+        pipe.recv()  # all have started
         settle(servers)
         pipe.send(seconds)
         pipe.recv()  # all report
@@ -147,7 +169,7 @@ def _measure(
             _record_memory(memory, servers, pipe)
         reported: Reported = pipe.recv()
         after = _usage(servers, store)
-    return _row(agents, period, reported, before, after)
+    return _figures(period, reported, before, after)
 
 
 def _record_memory(file: Path, servers: list[BenchmarkServer], pipe: Connection) -> None:
@@ -156,18 +178,15 @@ def _record_memory(file: Path, servers: list[BenchmarkServer], pipe: Connection)
     while not pipe.poll(SAMPLE_SECONDS):
         for server in servers:
             for path in ("/", "/jobs/job-00000"):
-                timed(server.port, path, ours.headers())
+                server.ask(path, headers=ours.headers())
         append_sample(file, began, sum(server.pss_bytes() for server in servers))
 
 
-def _row(agents: int, period: float, reported: Reported, before: Usage, after: Usage) -> dict[str, float]:
-    """Print a row. Bytes are those before the server merges small chunks, ten minutes after they came."""
-    server, database = (
-        (getattr(after, name) - getattr(before, name)) / reported.seconds
-        for name in ("server_cpu_seconds", "database_cpu_seconds")
-    )
-    bytes_per_sample = (after.stored_bytes - before.stored_bytes) / max(1, reported.samples)
-    found = {
+def _figures(period: float, reported: Reported, before: Usage, after: Usage) -> dict[str, float]:
+    """Bytes are those before the server merges small chunks, ten minutes after they came."""
+    server, database = ((now - then) / reported.seconds for now, then in zip(after[:2], before[:2], strict=True))
+    stored = after.stored_bytes - before.stored_bytes
+    return {
         "every_seconds": period,
         "batches_per_second": round(reported.batches / reported.seconds, 1),
         "samples_per_second": round(reported.samples / reported.seconds),
@@ -176,15 +195,8 @@ def _row(agents: int, period: float, reported: Reported, before: Usage, after: U
         "database_cores": round(database, 3),
         "cpu_ms_per_batch": round(1000 * (server + database) * reported.seconds / max(1, reported.batches), 2),
         "server_mb": round(after.server_bytes / 1e6),
-        "bytes_per_sample": round(bytes_per_sample, 1),
+        "bytes_per_sample": round(stored / max(1, reported.samples), 1),
     }
-    print(
-        f"  {agents:>6,}  {period:>7g}  {found['batches_per_second']:>9,}  {found['samples_per_second']:>9,}"
-        f"  {server:>9.2f}  {database:>12.2f}  {found['cpu_ms_per_batch']:>10}  {found['server_mb']:>9,}"
-        f"  {found['bytes_per_sample']:>14}",
-        flush=True,
-    )
-    return found
 
 
 def _usage(servers: list[BenchmarkServer], store: Store) -> Usage:
@@ -192,15 +204,8 @@ def _usage(servers: list[BenchmarkServer], store: Store) -> Usage:
     return Usage(seconds, store.cpu_seconds(), sum(server.pss_bytes() for server in servers), store.stored_bytes())
 
 
-def _ended_children_seconds(pid: int) -> float:
-    with contextlib.suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
-    return 0.0
-
-
 @contextlib.contextmanager
-def _cluster(wanted: bool) -> Iterator[object | None]:
+def _cluster(wanted: bool) -> Iterator[Any]:
     if not wanted:
         yield None
         return
@@ -215,24 +220,6 @@ def _cluster(wanted: bool) -> Iterator[object | None]:
 
 
 # ---------------------------------------------------------------- the agents, in a process of their own
-
-
-@contextlib.contextmanager
-def _reporting(ports: list[int], token: str, agents: int, period: float) -> Iterator[Connection]:
-    """Start the agents; the pipe takes the seconds to measure and gives what was reported."""
-    here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(
-        target=_agents, args=(there, ports, token, agents, period)
-    )
-    process.start()
-    there.close()
-    try:
-        here.recv()
-        yield here
-    finally:
-        here.close()
-        process.join(30)
-        process.kill()
 
 
 def _agents(pipe: Connection, ports: list[int], token: str, agents: int, period: float) -> None:
@@ -258,11 +245,8 @@ class _Fleet:
         for task in (*tasks, *(poll for agent in self._agents for poll in agent.tasks)):
             if task.done():
                 task.result()  # it ended with an error
-        pipe.send(
-            Reported(
-                time.monotonic() - began, self.batches - batches, self.samples - samples, self.put_off - put_off
-            )
-        )
+        counted = self.batches - batches, self.samples - samples, self.put_off - put_off
+        pipe.send(Reported(time.monotonic() - began, *counted))
         for task in tasks:
             task.cancel()
 
@@ -271,25 +255,23 @@ class _Agent:
     """An agent with two connections, one of which waits for orders."""
 
     def __init__(self, fleet: _Fleet, number: int, port: int) -> None:
-        self._fleet, self._job, self._port = fleet, f"job-{number:05d}", port
+        self._fleet, self._job = fleet, f"job-{number:05d}"
         self._iteration = self._sequence = 0
         self._random = random.Random(number)
         self._checkpointed_at = 0.0
         self._interval = ReportInterval(fleet.period)
         self.tasks: list[asyncio.Task[None]] = []
         self._backoff = Backoff()
-        self._connections: dict[str, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
+        headers = {
+            "Authorization": f"Bearer {fleet.token}", "Content-Type": "application/msgpack", "Accept": "*/*"
+        }  # fmt: skip
+        self._clients = {method: AsyncClient(port, headers) for method in ("GET", "POST")}
 
     async def start(self) -> None:
         async with self._fleet.starting:
             now = time.time()
-            await self._post(
-                "control",
-                [
-                    AttemptStarted(at=now, iteration=0, lineage=1, host=self._job, pid=1),
-                    LineageStarted(at=now, iteration=0, lineage=1),
-                ],
-            )
+            begun = AttemptStarted(at=now, iteration=0, lineage=1, host=self._job, pid=1)
+            await self._post("control", [begun, LineageStarted(at=now, iteration=0, lineage=1)])
             self.tasks.append(asyncio.create_task(self._poll()))
 
     async def report(self) -> None:
@@ -368,65 +350,23 @@ class _Agent:
 
     async def _ask(self, method: str, path: str, body: bytes = b"") -> int:
         """Return the status of the answer. Each method has a connection, made anew if the server closed it."""
-        head = (
-            f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {self._fleet.token}\r\n"
-            f"Content-Type: application/msgpack\r\nAccept: */*\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        for _ in range(2 if method in self._connections else 1):
+        client = self._clients[method]
+        for _ in range(2 if client.streams else 1):
             try:
                 async with asyncio.timeout(REQUEST_SECONDS + (WAIT_SECONDS if method == "GET" else 0)):
-                    return await self._exchange(method, head.encode() + body)
+                    await client.send(path, method, body)
+                    status, _ = await client.answer()
+                    return status
             except (asyncio.IncompleteReadError, OSError) as error:  # TimeoutError is an OSError
                 if getattr(error, "errno", None) == errno.EMFILE:
                     raise  # too few open files are allowed here: see `ulimit -Hn`
-                self._close(method)
+                client.close()
         return NO_ANSWER
-
-    def _close(self, method: str) -> None:
-        if connection := self._connections.pop(method, None):
-            connection[1].close()
 
     def _close_if_rare(self) -> None:
         if self._fleet.period > KEPT_SECONDS:
-            self._close("POST")
-
-    async def _exchange(self, method: str, request: bytes) -> int:
-        if method not in self._connections:
-            self._connections[method] = await asyncio.open_connection("127.0.0.1", self._port)
-        reader, writer = self._connections[method]
-        writer.write(request)
-        await writer.drain()
-        answer = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
-        lengths = [int(line.partition(":")[2]) for line in answer if line.startswith("content-length:")]
-        if lengths and lengths[0]:
-            await reader.readexactly(lengths[0])
-        return int(answer[0].split()[1])
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="make bench-capacity", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--agents", type=_numbers, default=[100, 1000, 10_000], help="numbers of agents, one after the other")
-    add("--periods", type=_numbers, default=[1, 5, 60], help="seconds between the batches of an agent, for each")
-    add("--shared-store", action="store_true", help="jobs that write to one slow store, with and without a limit")
-    add("--jobs", type=int, default=20, help="with --shared-store: how many")
-    add("--writers", type=int, default=4, help="with --shared-store: checkpoints that are written at a time")
-    add("--seconds", type=float, default=60.0, help="to measure")
-    add("--postgresql", action="store_true", help="on a separate PostgreSQL, instead of SQLite")
-    add("--servers", type=int, default=1, help="servers that share the PostgreSQL and the agents")
-    add("--memory", type=Path, help="a file for a sample of the servers' memory every ten seconds")
-    add("--folder", type=Path, default=Path.cwd(), help="directory of the databases, on the disk to measure")
-    options = parser.parse_args()
-    if len(options.agents) != len(options.periods):
-        parser.error("--agents and --periods: give as many periods as numbers of agents")
-    if options.servers < 1 or (options.servers > 1 and not options.postgresql):
-        parser.error("--servers: at least 1, and several need --postgresql")
-    return options
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+            self._clients["POST"].close()
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
-import multiprocessing
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+
+from benchmarks.harness import talking
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequests:
     """The headers of a client's requests, and their bodies."""
 
-    host: str
     port: int
     path: str
     headers: dict[str, str]
@@ -47,40 +48,23 @@ def post_all(clients: Sequence[PreparedRequests], seconds: float) -> LoadResult:
     Raises:
         RuntimeError: a server refused a request or closed the connection.
     """
-    context = multiprocessing.get_context("spawn")
-    pipes, processes = [], []
-    for client in clients:
-        here, there = context.Pipe()
-        process = context.Process(target=_client, args=(there, client, seconds))
-        process.start()
-        there.close()
-        pipes.append(here)
-        processes.append(process)
-    try:
+    with contextlib.ExitStack() as started:
+        pipes = [started.enter_context(talking(_client, client, seconds)) for client in clients]
         for pipe in pipes:
             pipe.recv()  # connected
-        started = time.perf_counter()
+        began = time.perf_counter()
         for pipe in pipes:
             pipe.send("go")
         answers = [pipe.recv() for pipe in pipes]
-        lasted = time.perf_counter() - started
-    finally:
-        for process in processes:
-            process.join(5)
-            process.kill()
-    refused = [answer for answer in answers if isinstance(answer, str)]
-    if refused:
+        lasted = time.perf_counter() - began
+    if refused := [answer for answer in answers if isinstance(answer, str)]:
         raise RuntimeError(refused[0])
-    latencies = [latency for answer in answers for latency in answer]
-    return LoadResult(
-        samples=sum(len(answer) * client.samples for answer, client in zip(answers, clients, strict=True)),
-        seconds=lasted,
-        latencies_seconds=latencies,
-    )
+    samples = sum(len(answer) * client.samples for answer, client in zip(answers, clients, strict=True))
+    return LoadResult(samples, lasted, [latency for answer in answers for latency in answer])
 
 
 def _client(pipe: Connection, post: PreparedRequests, seconds: float) -> None:
-    connection = http.client.HTTPConnection(post.host, post.port, timeout=120)
+    connection = http.client.HTTPConnection("127.0.0.1", post.port, timeout=120)
     connection.connect()
     pipe.send("connected")
     pipe.recv()

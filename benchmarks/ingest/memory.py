@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import itertools
 import math
@@ -14,6 +13,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from benchmarks.harness import run
 
 SAMPLE_SECONDS = 10.0
 BLOCKS = 12
@@ -60,18 +61,19 @@ def slope(samples: Sequence[MemorySample], blocks: int = BLOCKS) -> Slope:
     return Slope(fitted.slope, math.sqrt(rest / (blocks - 2) / spread))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--skip", type=float, default=0.5, help="hours at the start, while caches fill")
-    options = parser.parse_args()
-    samples = read_samples(options.file)
-    late = [sample for sample in samples if sample.hours >= options.skip]
+def main(file: Path, skip: float = 0.5) -> None:
+    """Print the slope of the memory.
+
+    Args:
+        skip: hours at the start, while caches fill
+    """
+    samples = read_samples(file)
+    late = [sample for sample in samples if sample.hours >= skip]
     found = slope(late)
     print(f"memory    {samples[0].megabytes:.0f} MB at first, {samples[-1].megabytes:.0f} MB at the end")
     print(f"slope     {found.megabytes_per_hour:+.2f} ± {found.error:.2f} MB an hour", end="")
-    print(f" from {options.skip:g} h to {samples[-1].hours:.2f} h, {len(late)} samples in {BLOCKS} blocks")
+    print(f" from {skip:g} h to {samples[-1].hours:.2f} h, {len(late)} samples in {BLOCKS} blocks")
 
 
 if __name__ == "__main__":
-    main()
+    run(main, is_helper=True)

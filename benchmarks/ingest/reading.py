@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import random
 import sqlite3
-import statistics
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
+from benchmarks.harness import BenchmarkServer
 from holdfast.protocol.wire import AttemptFinished, AttemptStarted, Batch
 
 from .load import PreparedRequests, post_all
-from .peers import METRICS, STARTED_AT, STEP_SECONDS, STEPS, HoldfastPeer, MLflow, timed
-from .running import BenchmarkServer
+from .peers import METRICS, STARTED_AT, STEPS, HoldfastPeer, MLflow, timestamp_ms
 
 POINTS = 1200
 """Points across a wide screen."""
@@ -40,10 +38,7 @@ def long_run(ours: HoldfastPeer, server: BenchmarkServer, iterations: int) -> tu
 def mlflow_run(mlflow: MLflow, port: int, folder: Path, iterations: int) -> str:
     """Create a run with one metric of so many steps in the database: to send them would take minutes."""
     run, chance = mlflow.begin_run(port), random.Random(1)
-    rows = (
-        (METRICS[0], chance.random(), int(1000 * (STARTED_AT + step * STEP_SECONDS)), step, 0, run)
-        for step in range(1, iterations + 1)
-    )
+    rows = ((METRICS[0], chance.random(), timestamp_ms(n), n, 0, run) for n in range(1, iterations + 1))
     into = sqlite3.connect(folder / "mlflow.db", timeout=60)
     with into:
         columns = "key, value, timestamp, step, is_nan, run_uuid"
@@ -72,30 +67,14 @@ def many_jobs(ours: HoldfastPeer, port: int, names: list[str]) -> None:
     """
     begun = AttemptStarted(at=STARTED_AT, iteration=0, lineage=1)
     ended = AttemptFinished(at=STARTED_AT, iteration=0, lineage=1, reason="finished")
-    batches = [
-        Batch(
-            job=name,
-            uid=f"uid-{name}",
-            attempt=1,
-            rank=0,
-            sequence=0,
-            sent_at=STARTED_AT,
-            iteration=0,
-            lineage=1,
-            events=[begun, ended] if number % 10 else [begun],
+    bodies = [
+        msgspec.msgpack.encode(
+            Batch(
+                job=name, uid=f"uid-{name}", attempt=1, rank=0, sequence=0, sent_at=STARTED_AT, iteration=0,
+                lineage=1, events=[begun, ended] if number % 10 else [begun],
+            )
         )
         for number, name in enumerate(names)
-    ]
-    headers = {**ours.headers(), "Content-Type": "application/msgpack"}
-    bodies = [msgspec.msgpack.encode(batch) for batch in batches]
+    ]  # fmt: skip
     clients = [bodies[start::AT_ONCE] for start in range(AT_ONCE)]
-    post_all([PreparedRequests("127.0.0.1", port, "/api/v1/ingest", headers, made, 0) for made in clients], 600)
-
-
-def median_ms(call: Callable[[], float], times: int) -> float:
-    call()
-    return 1000 * statistics.median(call() for _ in range(times))
-
-
-def fetch(port: int, path: str, headers: dict[str, str] | None = None) -> Callable[[], float]:
-    return lambda: timed(port, path, headers)
+    post_all([PreparedRequests(port, ours.path, ours.headers(), made, 0) for made in clients], 600)

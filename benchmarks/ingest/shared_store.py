@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import mmap
 import os
 import statistics
 import struct
+import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from benchmarks.harness import ROOT, Table, end_group, scratch
 from holdfast.client import Client
 from holdfast.protocol.jobs import CheckpointInfo
 from holdfast.protocol.stores import NewStoreLimit
 
-from .peers import HoldfastPeer
-from .running import free_port, running
+from .peers import HoldfastPeer, started
 
 STORE_BYTES_PER_SECOND, LIMIT_BYTES_PER_SECOND = 22e6, 20e6
 STATE_BYTES = 16_000_000
@@ -61,86 +60,74 @@ class SlowStore:
         time.sleep(max(0.0, free_at - time.monotonic()))
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What one phase showed, in seconds, and in bytes per second of the whole window."""
+def compared(seconds: float, folder: Path, jobs: int, writers: int) -> dict[str, Any]:
+    """Print a row for a phase without and with a limit; return the figures.
 
-    bytes_per_second: float
-    persist_longest: float
-    persist_median: float
-    unsaved_mean: float
-    unsaved_longest: float
-    stall_share: float
-    least_share: float
-    """Durable bytes of the job that got least, over an equal part of the rate."""
-
-
-def main(seconds: float, folder: Path, jobs: int, writers: int) -> None:
+    Rates are those of the whole window. `least_share` is what the job that got least made durable, over an equal
+    part of the rate.
+    """
     figures = {}
-    print("               MB/s  persist s (median, longest)  unsaved s (mean, longest)  stalls  least share")
+    table = Table({"        ": "", "  MB/s": ".2f", "persist s": ".2f", "longest": ".2f", "unsaved s": ".1f",
+                   "longest ": ".1f", "stalls": ".2%", "least share": ".2f"})  # fmt: skip
     for name, limit in ("no limit", None), ("limit", LIMIT_BYTES_PER_SECOND):
-        with tempfile.TemporaryDirectory(prefix=".bench-shared-store-", dir=folder) as made:
-            found = _phase(Path(made), limit, seconds, job_names(jobs), writers)
-        print(
-            f"{name:12} {found.bytes_per_second / 1e6:7.2f}  {found.persist_median:10.2f}  "
-            f"{found.persist_longest:14.2f}  {found.unsaved_mean:12.1f}  {found.unsaved_longest:11.1f}  "
-            f"{found.stall_share:6.2%}  {found.least_share:10.2f}",
-            flush=True,
-        )
-        figures[name.replace(" ", "_")] = {
-            field: round(getattr(found, field), 4) for field in Measured.__dataclass_fields__
-        }
+        with scratch(folder) as made:
+            found = figures[name.replace(" ", "_")] = _phase(made, limit, seconds, job_names(jobs), writers)
+        table.row(name, found["bytes_per_second"] / 1e6, *list(found.values())[1:])
     rates = f"limit {LIMIT_BYTES_PER_SECOND / 1e6:g} MB/s, store {STORE_BYTES_PER_SECOND / 1e6:g} MB/s"
     print(f"{rates}, {jobs} jobs, {writers} at a time")
-    print(f"figures: {json.dumps(figures)}")
+    return figures
 
 
-def _phase(folder: Path, limit: float | None, seconds: float, names: list[str], writers: int) -> Measured:
-    ours, port = HoldfastPeer(), free_port()
-    slow = SlowStore(folder / "rate")
-    environment = ours.environment(folder, port)
+def _phase(folder: Path, limit: float | None, seconds: float, names: list[str], writers: int) -> dict[str, float]:
+    ours, slow = HoldfastPeer(), SlowStore(folder / "rate")
     with (
-        running(
-            ours.command(folder, port), port=port, ready=ours.ready, log=folder / "log", environment=environment
-        ),
-        Client(f"http://127.0.0.1:{port}", ours.token, timeout_seconds=30) as client,
+        started(ours, folder) as server,
+        Client(server.url, ours.token, timeout_seconds=30) as client,
+        contextlib.ExitStack() as jobs,
     ):
         if limit is not None:
             store = NewStoreLimit(target=str(folder / "store"), limit=limit, writers=writers)
             client.stores.set_limit(store)
-        with _jobs(folder, f"http://127.0.0.1:{port}", ours.token, len(names)):
-            _await_checkpoints(client, names)
-            time.sleep(WARM_UP_SECONDS)
-            begins, taken = time.time(), slow.taken_bytes
-            time.sleep(seconds)
-            rate, ends = (slow.taken_bytes - taken) / seconds, time.time()
-            found = {name: client.checkpoints(name, limit=200) for name in names}
+        # children of one process that has imported torch
+        with (folder / "jobs.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.ingest.shared_store_job", folder, str(len(names))], stdout=log,
+                stderr=log, start_new_session=True, cwd=ROOT, env=os.environ | {
+                    "HOLDFAST_SERVER": server.url, "HOLDFAST_TOKEN": ours.token, "OMP_NUM_THREADS": "1",
+                },
+            )  # fmt: skip
+        jobs.callback(end_group, process, at_once=True)
+        _await_checkpoints(client, names)
+        time.sleep(WARM_UP_SECONDS)
+        begins, taken = time.time(), slow.taken_bytes
+        time.sleep(seconds)
+        rate, ends = (slow.taken_bytes - taken) / seconds, time.time()
+        found = {name: client.checkpoints(name, limit=200) for name in names}
     return _measured(found, begins, ends, rate)
 
 
-def _measured(found: dict[str, list[CheckpointInfo]], begins: float, ends: float, rate: float) -> Measured:
-    persists, unsaved, stalls, sizes = [], [], 0.0, []
+def _measured(found: dict[str, list[CheckpointInfo]], begins: float, ends: float, rate: float) -> dict[str, float]:
+    persists, unsaved, stalls, sizes = list[float](), list[float](), 0.0, list[int]()
     for rows in found.values():
         durable = sorted(
-            (row.persist_started_at + row.persist_seconds, row.snapshot_started_at, row)
+            (row.persist_started_at + row.persist_seconds, row.snapshot_started_at, row.stall_seconds or 0.0)
             for row in rows
             if row.persist_seconds and row.persist_started_at and row.snapshot_started_at
         )
         inside = [each for each in durable if begins <= each[0] <= ends]
         persists += [at - began for at, began, _ in inside]
-        stalls += sum(row.stall_seconds or 0.0 for _, _, row in inside)
+        stalls += sum(stall for _, _, stall in inside)
         sizes.append(len(inside) * STATE_BYTES)
-        unsaved.append(list(_unsaved([(at, began) for at, began, _ in durable], begins, ends)))
-    every = [seconds for one in unsaved for seconds in one]
-    return Measured(
-        bytes_per_second=rate,
-        persist_longest=max(persists),
-        persist_median=statistics.median(persists),
-        unsaved_mean=statistics.fmean(every),
-        unsaved_longest=max(every),
-        stall_share=stalls / ((ends - begins) * len(found)),
-        least_share=min(sizes) / (ends - begins) / (rate / len(found)),
-    )
+        unsaved += _unsaved([(at, began) for at, began, _ in durable], begins, ends)
+    return {
+        "bytes_per_second": rate,
+        "persist_median": statistics.median(persists),
+        "persist_longest": max(persists),
+        "unsaved_mean": statistics.fmean(unsaved),
+        "unsaved_longest": max(unsaved),
+        "stall_share": stalls / ((ends - begins) * len(found)),
+        "least_share": min(sizes) / (ends - begins) / (rate / len(found)),
+    }
 
 
 def _unsaved(durable: Sequence[tuple[float, float]], begins: float, ends: float) -> Iterator[float]:
@@ -166,28 +153,3 @@ def _await_checkpoints(client: Client, names: list[str]) -> None:
                 return
         time.sleep(1)
     raise RuntimeError(f"not every job has a durable checkpoint after {START_SECONDS:g} s")
-
-
-@contextlib.contextmanager
-def _jobs(folder: Path, server: str, token: str, count: int) -> Iterator[None]:
-    """Train all jobs, as children of one process that has imported torch."""
-    if not (parent := os.fork()):
-        status = 1
-        try:
-            os.setsid()
-            with (folder / "jobs.log").open("wb") as log:
-                os.dup2(log.fileno(), 1)
-                os.dup2(log.fileno(), 2)
-            environment = os.environ | {
-                "HOLDFAST_SERVER": server, "HOLDFAST_TOKEN": token, "OMP_NUM_THREADS": "1",
-            }  # fmt: skip
-            command = [sys.executable, "-m", "benchmarks.ingest.shared_store_job", str(folder), str(count)]
-            os.execve(sys.executable, command, environment)
-        finally:
-            os._exit(status)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(parent, 9)
-        os.waitpid(parent, 0)

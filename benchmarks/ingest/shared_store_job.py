@@ -18,14 +18,11 @@ from .shared_store import INTERVAL, ITERATION_SECONDS, PIECE_BYTES, STATE_BYTES,
 def main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
-    children = []
     for name in job_names(int(sys.argv[2])):
-        if not (child := os.fork()):
+        if not os.fork():
             _train(name, folder)
-            os._exit(0)
-        children.append(child)
-    for child in children:
-        os.waitpid(child, 0)
+    while True:
+        os.wait()
 
 
 def _train(name: str, folder: Path) -> None:

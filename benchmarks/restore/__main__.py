@@ -1,37 +1,34 @@
-"""`python -m benchmarks.restore`: time until a job is restored, compared with the limits of the machine.
+"""`make bench-restore`: time until a job is restored, compared with the limits of the machine.
 
 Compared figures are measured in turns within the same minutes; the figures are ratios of medians.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.util
 import json
 import os
-import platform
 import re
-import shutil
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from benchmarks.ingest.running import free_port, running
+import psutil
+
+from benchmarks import disk
+from benchmarks.harness import ROOT, holdfast_server, run, scratch
 from holdfast.client import CheckpointInfo, Client, ServerError
 from holdfast.save.shared_buffers import SupervisorMemory
 from holdfast.supervisor.hang_detector import read_progress
 
-from . import raw
 from .job import JOB
 
-ROOT = Path(__file__).resolve().parents[2]
 HOLDFAST = [sys.executable, "-m", "holdfast.cli"]
 ITERATION_SECONDS = 0.05
 """Iteration time of the job that receives restore requests."""
@@ -51,24 +48,33 @@ STARTED = re.compile(r"start \d+: process (\d+),")
 Lines = list[dict[str, Any]]
 
 
-def main() -> None:
-    options = _options()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
-    print(f"machine   {len(os.sched_getaffinity(0))} cores, {platform.system()} {platform.release()}", flush=True)
-    place = tempfile.TemporaryDirectory(prefix=".bench-restore-", dir=options.folder, ignore_cleanup_errors=True)
-    with place as made:
-        folder = Path(made)
-        parts: dict[str, Callable[[Path], dict[str, float]]] = {
-            "relaunch": lambda place: relaunch(place, options.megabytes, options.rounds),
-            "scripts": lambda place: scripts(place, options.rounds),
-            "in-place": lambda place: in_place(place, options.megabytes, options.rounds),
-            "memory": lambda place: memory(place, options.memory_megabytes, options.rounds),
-            "orders": lambda place: orders(place, options.rounds),
-        }
-        figures: dict[str, float] = {}
-        for name in options.only or parts:
-            figures |= parts[name](folder / name)
-    print(f"figures: {json.dumps(figures)}")
+def main(
+    folder: Path = ROOT,
+    megabytes: float = 500,
+    memory_megabytes: float = 1000,
+    rounds: int = 7,
+    only: list[Literal["relaunch", "scripts", "in-place", "memory", "orders"]] | None = None,
+) -> dict[str, float]:
+    """Measure all parts, or the chosen ones.
+
+    Args:
+        folder: where checkpoints go: the disk that is measured
+        megabytes: of the state that is relaunched and restored in place
+        memory_megabytes: of the state that is read out of memory
+        only: this part; repeatable
+    """
+    parts: dict[str, Callable[[Path], dict[str, float]]] = {
+        "relaunch": lambda place: relaunch(place, megabytes, rounds),
+        "scripts": lambda place: scripts(place, rounds),
+        "in-place": lambda place: in_place(place, megabytes, rounds),
+        "memory": lambda place: memory(place, memory_megabytes, rounds),
+        "orders": lambda place: orders(place, rounds),
+    }
+    figures: dict[str, float] = {}
+    with scratch(folder) as made:
+        for name in only or parts:
+            figures |= parts[name](made / name)
+    return figures
 
 
 def relaunch(folder: Path, megabytes: float, rounds: int) -> dict[str, float]:
@@ -76,25 +82,28 @@ def relaunch(folder: Path, megabytes: float, rounds: int) -> dict[str, float]:
     bare, read = list[float](), list[float]()
     ours: dict[str, list[float]] = {"warm": [], "cold": []}
     for number in range(rounds):
-        with _fresh(folder) as store:
+        with scratch(folder) as store:
             began = time.monotonic()
             (line,) = _run("bare", megabytes, store)
             bare.append(line["at"] - began)
             for name, found in ours.items():
                 found.append(_killed(megabytes, store / name, is_warm=name == "warm"))
             file = max(store.glob(f"cold/{JOB}/*/rank-0.safetensors"))
-            read.append(raw.read(file, raw.touched(raw.padded(file.stat().st_size))))
+            read.append(disk.read_uncached(file, disk.touched(file.stat().st_size)))
         back = ", ".join(f"{name} {found[-1]:.2f} s" for name, found in ours.items())
         _progress("relaunch", number, rounds, f"bare start {bare[-1]:.2f} s, raw read {read[-1]:.2f} s, {back}")
     start, device = map(statistics.median, (bare, read))
     print(f"SIGKILL to the next new iteration, a state of {megabytes:g} MB; bare start {start:.2f} s + raw read ")
     print(f"  {device:.2f} s:")
-    ratios = {}
-    for name, found in ours.items():
-        back_seconds = statistics.median(found)
-        ratios[name] = round(back_seconds / (start + device), 3)
-        print(f"  {name}: {back_seconds:.2f} s ({_spread(found)} s), {ratios[name]:.2f} times", flush=True)
-    return {"relaunch_vs_bare": ratios["warm"], "relaunch_cold_vs_bare": ratios["cold"]}
+    ratios = {name: _told(f"  {name}", found) / (start + device) for name, found in ours.items()}
+    return {"relaunch_vs_bare": round(ratios["warm"], 3), "relaunch_cold_vs_bare": round(ratios["cold"], 3)}
+
+
+def _told(what: str, seconds: Sequence[float]) -> float:
+    """Print and return a median."""
+    found = statistics.median(seconds)
+    print(f"{what}: {found:.2f} s ({min(seconds):.2f} to {max(seconds):.2f} s)", flush=True)
+    return found
 
 
 def _killed(megabytes: float, store: Path, *, is_warm: bool) -> float:
@@ -125,13 +134,12 @@ def scripts(folder: Path, rounds: int) -> dict[str, float]:
         found: dict[str, list[float]] = {"warm": [], "cold": []}
         for number in range(rounds):
             for kind, seconds in found.items():
-                with _fresh(folder) as store:
+                with scratch(folder) as store:
                     seconds.append(_script_killed(store, words, is_warm=kind == "warm"))
             back = ", ".join(f"{kind} {seconds[-1]:.2f} s" for kind, seconds in found.items())
             _progress(name, number, rounds, back)
         for kind, seconds in found.items():
-            figures[f"{name}_{kind}_seconds"] = round(statistics.median(seconds), 3)
-            print(f"{name}, {kind}: {statistics.median(seconds):.2f} s ({_spread(seconds)} s)", flush=True)
+            figures[f"{name}_{kind}_seconds"] = round(_told(f"{name}, {kind}", seconds), 3)
     return figures
 
 
@@ -142,7 +150,7 @@ def _script_killed(store: Path, words: Sequence[str], *, is_warm: bool) -> float
         log = _log(store)
         _wait(process, lambda: STARTED.search(log.read_text()))
         trainer = int(STARTED.findall(log.read_text())[-1])
-        progress = Path(_environment(trainer)["HOLDFAST_PROGRESS"])
+        progress = Path(psutil.Process(trainer).environ()["HOLDFAST_PROGRESS"])
         _wait(process, lambda: _steps(progress) >= ITERATIONS_BEFORE_KILL)
         os.kill(trainer, signal.SIGSTOP)  # some scripts would end before the imports are ready
         if is_warm:
@@ -155,16 +163,8 @@ def _script_killed(store: Path, words: Sequence[str], *, is_warm: bool) -> float
 
 
 def _steps(progress: Path) -> int:
-    fd = os.open(progress, os.O_RDONLY)
-    try:
+    with disk.opened(progress, os.O_RDONLY) as fd:
         return read_progress(fd)[1]
-    finally:
-        os.close(fd)
-
-
-def _environment(pid: int) -> dict[str, str]:
-    entries = Path(f"/proc/{pid}/environ").read_text().split("\0")
-    return {name: value for name, _, value in (entry.partition("=") for entry in entries)}
 
 
 def _wait_until_warm(process: subprocess.Popen[str], log: Path) -> None:
@@ -180,76 +180,53 @@ def _wait(process: subprocess.Popen[str], condition: Callable[[], object]) -> No
 
 def in_place(folder: Path, megabytes: float, rounds: int) -> dict[str, float]:
     """Measure a restore in place and a raw read and copy of the same bytes, both with a cold cache."""
-    with _fresh(folder) as store:
-        lines = []
-        with _started(
-            _job("in_place", megabytes, "--rounds", str(rounds), "--store", str(store)), store
-        ) as process:
-            for number, line in enumerate(_lines(process)):
-                lines.append(line)
-                beside = f"raw read and copy {line['raw_read'] + line['raw_copy']:.2f} s"
-                _progress("in place", number, rounds, f"{beside}, restored in {line['whole']:.2f} s")
+    lines, job = [], [*_job("in_place", megabytes), "--rounds", str(rounds), "--store"]
+    with scratch(folder) as store, _started([*job, str(store)], store) as process:
+        for number, line in enumerate(_lines(process)):
+            lines.append(line)
+            beside = f"raw read and copy {line['raw_read'] + line['raw_copy']:.2f} s"
+            _progress("in place", number, rounds, f"{beside}, restored in {line['whole']:.2f} s")
     bare = statistics.median(line["raw_read"] + line["raw_copy"] for line in lines)
     back = statistics.median(line["whole"] - line["safety"] for line in lines)
     safety = statistics.median(line["safety"] for line in lines)
     print(f"restore in place of {megabytes:g} MB: read, verified and applied in {back:.2f} s; raw read and copy ")
-    print(
-        f"  {bare:.2f} s: {back / bare:.2f} times; in addition, {safety:.2f} s until the previous state is durable"
-    )
-    return {
-        "in_place_vs_bare": round(back / bare, 3),
-        "in_place_with_safety_vs_bare": round((back + safety) / bare, 3),
-    }
+    print(f"  {bare:.2f} s: {back / bare:.2f} times; and {safety:.2f} s until the previous state is durable")
+    ratio, with_safety = back / bare, (back + safety) / bare
+    return {"in_place_vs_bare": round(ratio, 3), "in_place_with_safety_vs_bare": round(with_safety, 3)}
 
 
 def memory(folder: Path, megabytes: float, rounds: int) -> dict[str, float]:
     """Measure a start from memory, and one from disk with a cold cache."""
-    disk_lines, memory_lines = [], []
-    with _fresh(folder) as store, tempfile.TemporaryDirectory() as shared:
-        held = SupervisorMemory(Path(shared))
-        try:
-            tier = store / "tier"
-            _run("seed", megabytes, tier, HOLDFAST_SUPERVISION=shared)
-            _run("seed", megabytes, store / "disk")
-            disk = store / "disk"
-            for number in range(rounds):
-                held.release_claims()
-                # alternate the order: a virtual machine must request idle memory from its host
-                for part in ("memory", "disk") if number % 2 else ("disk", "memory"):
-                    if part == "memory":
-                        more = ("--store", str(tier))
-                        memory_lines += _run("resume", megabytes, tier, *more, HOLDFAST_SUPERVISION=shared)
-                    else:
-                        disk_lines += _run("resume", megabytes, disk, "--store", str(disk))
-                result = f"memory {memory_lines[-1]['whole']:.2f} s, disk {disk_lines[-1]['whole']:.2f} s"
-                _progress("memory", number, rounds, result)
-        finally:
-            held.close()
-    assert {line["memory"] for line in memory_lines} == {True}
-    assert {line["memory"] for line in disk_lines} == {False}
+    found: dict[str, Lines] = {"memory": [], "disk": []}
+    with scratch(folder) as store, scratch() as shared, contextlib.closing(SupervisorMemory(shared)) as held:
+        environments = {"memory": {"HOLDFAST_SUPERVISION": str(shared)}, "disk": {}}
+        for part, environment in environments.items():
+            _run("seed", megabytes, store / part, **environment)
+        for number in range(rounds):
+            held.release_claims()
+            # alternate the order: a virtual machine must request idle memory from its host
+            for part in sorted(found, reverse=bool(number % 2)):
+                place = store / part
+                found[part] += _run("resume", megabytes, place, "--store", str(place), **environments[part])
+            _progress("memory", number, rounds, ", ".join(f"{k} {v[-1]['whole']:.2f} s" for k, v in found.items()))
+    assert all(line["memory"] == (part == "memory") for part, lines in found.items() for line in lines)
     figures = {}
     for what, name in (("load", "memory_tier_speedup"), ("whole", "memory_tier_speedup_of_resume")):
-        ours, disk = (statistics.median(line[what] for line in lines) for lines in (memory_lines, disk_lines))
-        figures[name] = round(disk / ours, 2)
+        ours, plain = (statistics.median(line[what] for line in lines) for lines in found.values())
+        figures[name] = round(plain / ours, 2)
         result = "verified and at hand" if what == "load" else "resume(), in the objects"
-        print(f"{megabytes:g} MB {result}: memory {ours:.3f} s, cold disk {disk:.2f} s: {disk / ours:.1f} times")
+        print(f"{megabytes:g} MB {result}: memory {ours:.3f} s, cold disk {plain:.2f} s: {plain / ours:.1f} times")
     return figures
 
 
 def orders(folder: Path, rounds: int) -> dict[str, float]:
     """Measure the time from a restore request to the start of the restore."""
-    port = free_port()
-    with _fresh(folder) as store:
-        command = [sys.executable, "-m", "holdfast_server", "--port", str(port), "--db", str(folder / "bench.db")]
-        with running(command, port=port, ready="/readyz", log=folder / "log", environment={}):
-            client = Client(f"http://127.0.0.1:{port}")
-            job = _job("ordered", 1, "--iteration-seconds", str(ITERATION_SECONDS))
-            with _started(job, store, HOLDFAST_SERVER=client.server) as process:
-                waits = [_ordered(client, process) for _ in range(rounds)]
-    longest = max(waits)
-    print(
-        f"order to restoring, iterations of {ITERATION_SECONDS * 1000:g} ms: longest of {rounds} {longest:.3f} s"
-    )
+    with scratch(folder) as store, holdfast_server(folder) as server, Client(server.url) as client:
+        job = _job("ordered", 1, "--iteration-seconds", str(ITERATION_SECONDS))
+        with _started(job, store, HOLDFAST_SERVER=server.url) as process:
+            longest = max(_ordered(client, process) for _ in range(rounds))
+    iteration = f"iterations of {ITERATION_SECONDS * 1000:g} ms"
+    print(f"order to restoring, {iteration}: longest of {rounds} {longest:.3f} s")
     return {"order_to_restoring_seconds": round(longest, 3)}
 
 
@@ -316,41 +293,9 @@ def _lines(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
         yield json.loads(line)
 
 
-@contextlib.contextmanager
-def _fresh(folder: Path) -> Iterator[Path]:
-    """A temporary store: a round needs a few gigabytes."""
-    folder.mkdir(exist_ok=True)
-    store = folder / "store"
-    store.mkdir()
-    try:
-        yield store
-    finally:
-        shutil.rmtree(store, ignore_errors=True)  # an interrupted job may still write
-
-
 def _progress(what: str, number: int, rounds: int, result: str) -> None:
     print(f"  {what} {number + 1} of {rounds}: {result}", flush=True)
 
 
-def _spread(found: Sequence[float]) -> str:
-    return f"{min(found):.2f} to {max(found):.2f}"
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="make bench-restore", description=__doc__.splitlines()[0])
-    add: Callable[..., Any] = parser.add_argument
-    add("--folder", type=Path, default=ROOT, help="where checkpoints go: the disk that is measured")
-    add("--megabytes", type=float, default=500, help="of the state that is relaunched and restored in place")
-    add("--memory-megabytes", type=float, default=1000, help="of the state that is read out of memory")
-    add("--rounds", type=int, default=7)
-    add(
-        "--only",
-        action="append",
-        choices=["relaunch", "scripts", "in-place", "memory", "orders"],
-        help="this part; repeatable",
-    )
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    main()
+    run(main)

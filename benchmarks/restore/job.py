@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
+
+from benchmarks import disk
+from benchmarks.harness import record_calls, run, seconds_of
 
 WIDTH = 1024
 STATE_BYTES = 12
@@ -66,8 +68,6 @@ def supervised(size_bytes: int) -> None:
 
 def in_place(size_bytes: int, rounds: int, store: Path) -> None:
     """Restore iteration 2, with a raw read and copy of the same file each time."""
-    from benchmarks.restore import raw
-
     training, session = _with_holdfast(size_bytes, every=2)
     session.resume()
     while session.iteration < 3:
@@ -76,14 +76,13 @@ def in_place(size_bytes: int, rounds: int, store: Path) -> None:
         session.wait(600)
     session.every(10**9)
     (file,) = (store / JOB).glob("000000000002-*/rank-0.safetensors")
-    target = raw.touched(raw.padded(file.stat().st_size))
-    other = raw.touched(len(target))
-    safety_seconds = _timed(session._boundary.in_place_restore, "_take_safety")
-    restore_seconds = _timed(session._boundary.in_place_restore, "restore")
+    target, other = (disk.touched(file.stat().st_size) for _ in range(2))
+    safety_seconds = record_calls(session._boundary.in_place_restore, "_take_safety")
+    restore_seconds = record_calls(session._boundary.in_place_restore, "restore")
     for _ in range(rounds):
-        read, copied = raw.read(file, target), raw.copy(target, other)
-        raw.forget(file)
-        raw.touched(len(target)).close()  # a virtual machine must request idle memory from its host
+        read, copied = disk.read_uncached(file, target), seconds_of(lambda: disk.copy(other, target))
+        disk.forget_cached(file)
+        disk.touched(len(target)).close()  # a virtual machine must request idle memory from its host
         session.restore(2)
         training.iterate()
         session.step()
@@ -116,12 +115,10 @@ def seed(size_bytes: int) -> None:
 
 def resume(size_bytes: int, cold: Path) -> None:
     """Resume from the newest checkpoint."""
-    from benchmarks.restore import raw
-
     _, session = _with_holdfast(size_bytes, every=10**9)
-    load = _timed(session._training, "load")
-    from_memory = _timed(session._memory, "load")
-    raw.forget(cold)
+    load = record_calls(session._training, "load")
+    from_memory = record_calls(session._memory, "load")
+    disk.forget_cached(cold)
     began = time.perf_counter()
     assert session.resume() == 1
     whole = time.perf_counter() - began
@@ -139,40 +136,24 @@ def _with_holdfast(size_bytes: int, *, every: int) -> tuple[SizedTraining, Any]:
     return training, session
 
 
-def _timed(owner: Any, name: str) -> list[float]:
-    """Record the seconds of each later call of a method."""
-    original, found = getattr(owner, name), []
-
-    def timed(*args: Any, **options: Any) -> Any:
-        began = time.perf_counter()
-        try:
-            return original(*args, **options)
-        finally:
-            found.append(time.perf_counter() - began)
-
-    setattr(owner, name, timed)
-    return found
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("role", choices=["bare", "supervised", "in_place", "ordered", "seed", "resume"])
-    parser.add_argument("--megabytes", type=float, default=500)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--store", type=Path, default=Path("."))
-    parser.add_argument("--iteration-seconds", type=float, default=0.05)
-    options = parser.parse_args()
-    size_bytes = int(options.megabytes * 1e6)
-    match options.role:
+def main(
+    role: Literal["bare", "supervised", "in_place", "ordered", "seed", "resume"],
+    megabytes: float = 500,
+    rounds: int = 1,
+    store: Path = Path(),
+    iteration_seconds: float = 0.05,
+) -> None:
+    size_bytes = int(megabytes * 1e6)
+    match role:
         case "in_place":
-            in_place(size_bytes, options.rounds, options.store)
+            in_place(size_bytes, rounds, store)
         case "ordered":
-            ordered(size_bytes, options.iteration_seconds)
+            ordered(size_bytes, iteration_seconds)
         case "resume":
-            resume(size_bytes, options.store)
-        case role:
+            resume(size_bytes, store)
+        case _:
             {"bare": bare, "supervised": supervised, "seed": seed}[role](size_bytes)
 
 
 if __name__ == "__main__":
-    main()
+    run(main, is_helper=True)

@@ -1,11 +1,10 @@
-"""`python -m benchmarks.soak`: jobs under random faults and operators' orders; ends with 1 if something is wrong.
+"""`make soak`: jobs under random faults and operators' orders; ends with 1 if something is wrong.
 
 All is in one new folder, which is removed if nothing is wrong. Ctrl-C ends the run early, with its table.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -17,8 +16,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from benchmarks.harness import Table, aligned, run
 from benchmarks.soak import judging
 from benchmarks.soak.disturbances import Agenda, Faults, Orders
 from benchmarks.soak.processes import END_SECONDS, KINDS, Servers, Supervised, environment_of
@@ -27,21 +27,26 @@ from holdfast.client import Client
 from tests.support.eventually import eventually
 
 POLL_SECONDS, SAMPLE_SECONDS, PROGRESS_SECONDS = 0.2, 5.0, 30.0
+COUNTS = ("iterations", "attempts", "lineages", "durable")
 PATIENCE_SECONDS = 300.0
 """How long the jobs may take to start, and to go on after the last fault."""
 
 
 class Soak:
-    def __init__(self, folder: Path, kinds: list[str], options: argparse.Namespace) -> None:
-        self._folder, self._options, self._began = folder, options, time.monotonic()
+    pauses: dict[str, float]
+    """Mean seconds between two faults, and between two orders."""
+
+    def __init__(
+        self, folder: Path, kinds: list[str], pythons: dict[str, str], minutes: float, seed: int, stall: float
+    ) -> None:
+        self._folder, self._minutes, self._stall_seconds, self._began = folder, minutes, stall, time.monotonic()
         bootstrap = environment_of(folder, "", "")
         self.servers = Servers(folder, bootstrap)
         self.servers.bucket.start()
         env = environment_of(folder, self.servers.bucket.address, self.servers.url)
         self._client = Client(self.servers.url, timeout_seconds=5, retries=0)
-        pythons = {"framework": options.framework_python}
         self.jobs = [Supervised(kind, folder / kind, env, pythons.get(kind, sys.executable)) for kind in kinds]
-        self._agenda, rng = Agenda(), random.Random(options.seed)
+        self._agenda, rng = Agenda(), random.Random(seed)
         self.faults = Faults(self.jobs, self.servers, self._agenda, random.Random(rng.random()))
         self.orders = Orders(self.jobs, self._client, self._agenda, random.Random(rng.random()))
         self._times = random.Random(rng.random())
@@ -56,7 +61,7 @@ class Soak:
             job.start()
         try:
             self._wait("all jobs to train", lambda: all(len(job.ledgers[-1].steps) >= 10 for job in self.jobs))
-            self._disturb(time.monotonic() + self._options.minutes * 60)
+            self._disturb(time.monotonic() + self._minutes * 60)
             self._say("the faults are over")
         except KeyboardInterrupt:
             self._say("interrupted: ending")
@@ -64,18 +69,18 @@ class Soak:
     def _disturb(self, end: float) -> None:
         now = time.monotonic()
         self.faults.plan(now, end - now)
-        next_fault, next_order = now + self._pause("fault_seconds"), now + self._pause("order_seconds")
+        next_fault, next_order = now + self._pause("fault"), now + self._pause("order")
         while now < end:
             if now >= next_fault:
                 self._say(self.faults.strike(now))
-                next_fault = now + self._pause("fault_seconds")
+                next_fault = now + self._pause("fault")
             if now >= next_order:
                 self._say(self.orders.give(now))
-                next_order = now + self._pause("order_seconds")
+                next_order = now + self._pause("order")
             now = self._tick()
 
     def _pause(self, name: str) -> float:
-        return self._times.expovariate(1 / getattr(self._options, name))
+        return self._times.expovariate(1 / self.pauses[name])
 
     def _tick(self) -> float:
         """Let a moment pass: do what is due, sample, start what has ended."""
@@ -86,12 +91,12 @@ class Soak:
             job.tend(now)
         if now >= self._next_sample:
             self._next_sample = now + SAMPLE_SECONDS
-            if (pid := self.servers.pid) is not None:
-                self.usage.sample("server", pid)
+            roles = {"server": [] if self.servers.pid is None else [self.servers.pid]}
             for job in self.jobs:
-                for role, pids in (("trainer", job.trainers()), ("supervisor", job.supervisors())):
-                    for pid in pids[:1]:
-                        self.usage.sample(f"{role} of {job.kind}", pid)
+                roles |= {f"trainer of {job.kind}": job.trainers(), f"supervisor of {job.kind}": job.supervisors()}
+            for role, pids in roles.items():
+                for pid in pids[:1]:
+                    self.usage.sample(role, pid)
         if now >= self._next_progress:
             self._next_progress = now + PROGRESS_SECONDS
             self._say_progress()
@@ -112,10 +117,8 @@ class Soak:
         self.servers.bucket.start()
         self.servers.start()
         goals = [len(job.ledgers[-1].steps) + 10 for job in self.jobs]
-        self._wait(
-            "all jobs to go on",
-            lambda: all(len(job.ledgers[-1].steps) >= goal for job, goal in zip(self.jobs, goals, strict=True)),
-        )
+        pairs = list(zip(self.jobs, goals, strict=True))
+        self._wait("all jobs to go on", lambda: all(len(job.ledgers[-1].steps) >= goal for job, goal in pairs))
         for job in self.jobs:
             job.end()
         for job in self.jobs:
@@ -126,16 +129,15 @@ class Soak:
         memory, grown = self.usage.judged()
         self.wrong += wrong + grown
         for job in self.jobs:
-            row, wrong = judging.job_row(job, self._client, self._options.stall_seconds)
+            row, wrong = judging.job_row(job, self._client, self._stall_seconds)
             self.rows.append(row)
             self.wrong += wrong
         self.servers.stop(signal.SIGTERM)
         self.servers.bucket.kill()
         self.wrong += [*self.servers.wrong, *judging.left_over(self._folder)]
         self.rows += memory
-        self.rows.append({"what": "faults", **self.faults.done})
-        self.rows.append({"what": "orders", **self.orders.done})
-        self.rows.append({"what": "restores", **states})
+        counts = {"faults": self.faults.done, "orders": self.orders.done, "restores": states}
+        self.rows += [{"what": what, **each} for what, each in counts.items()]
 
     def _judged_restores(self) -> tuple[dict[str, int], list[str]]:
         with contextlib.suppress(AssertionError):  # the server receives what was not reported yet
@@ -155,50 +157,51 @@ class Soak:
         counts = " ".join(f"{job.kind} {len(job.ledgers[0].steps)}" for job in self.jobs)
         server = self.usage.newest("server")
         size = f"server {server.megabytes:.0f} MB" if server else "no server"
-        self._say(
-            f"iterations: {counts}; {size}; {self.faults.done.total()} faults, {self.orders.done.total()} orders"
-        )
+        done = f"{self.faults.done.total()} faults, {self.orders.done.total()} orders"
+        self._say(f"iterations: {counts}; {size}; {done}")
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
     print()
-    print(f"{'job':<12} iterations attempts lineages durable  longest stall")
+    table = Table({f"{'job':<12}": ""} | dict.fromkeys(COUNTS, "d") | {"longest stall": ".1f"})
     for row in (each for each in rows if each["what"] == "job"):
-        print(
-            f"{row['job']:<12} {row['iterations']:>10} {row['attempts']:>8} {row['lineages']:>8} "
-            f"{row['durable']:>7} {row['stall_seconds']:>12.1f} s"
-        )
+        table.row(row["job"], *(row[name] for name in COUNTS), row["stall_seconds"])
     print()
-    print(f"{'longest life of':<26} minutes  MB at first, at last    MB an hour  descriptors  threads")
-    for row in (each for each in rows if each["what"] == "memory"):
-        slope = f"{row['mb_per_hour']:+.1f} ± {row['error']:.1f}" if "mb_per_hour" in row else "too short"
-        print(
-            f"{row['role']:<26} {row['minutes']:>7} {row['first_mb']:>12}, {row['last_mb']:<9} {slope:>14}  "
-            f"{row['descriptors']:>11}  {row['threads']:>8}"
-        )
-    print()
-    for row in rows:
-        if row["what"] in ("faults", "orders", "restores"):
-            print(
-                f"{row['what']}: " + ", ".join(f"{n} {name}" for name, n in sorted(row.items()) if name != "what")
-            )
+    memory = [each for each in rows if each["what"] == "memory"]
+    slopes = [
+        f"{row['mb_per_hour']:+.1f} ± {row['error']:.1f}" if "error" in row else "too short" for row in memory
+    ]
+    names = ("role", "minutes", "first_mb", "last_mb", "descriptors", "threads")
+    cells = [[*(str(row[name]) for name in names), slope] for row, slope in zip(memory, slopes, strict=True)]
+    print("\n".join(aligned([[*(name.replace("_", " ") for name in names), "MB an hour"], *cells])), "\n")
+    for row in (each for each in rows if each["what"] in ("faults", "orders", "restores")):
+        print(f"{row['what']}: " + ", ".join(f"{n} {name}" for name, n in sorted(row.items()) if name != "what"))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=90, help="time with faults")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--jobs", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--fault-seconds", type=float, default=20, help="mean time between two faults")
-    parser.add_argument("--order-seconds", type=float, default=10, help="mean time between two orders")
-    parser.add_argument(
-        "--framework-python", type=os.path.abspath, default=sys.executable, help="one that has Accelerate"
-    )
-    parser.add_argument("--stall-seconds", type=float, default=120, help="longest time without an iteration")
-    parser.add_argument("--results", type=Path, help="append one JSON line for each row")
-    options = parser.parse_args()
+def main(
+    minutes: float = 90,
+    seed: int = 1,
+    jobs: list[Literal[*KINDS]] = KINDS,
+    fault_seconds: float = 20,
+    order_seconds: float = 10,
+    framework_python: str = sys.executable,
+    stall_seconds: float = 120,
+    results: Path | None = None,
+) -> None:
+    """Run a soak.
+
+    Args:
+        minutes: time with faults
+        fault_seconds: mean time between two faults
+        order_seconds: mean time between two orders
+        framework_python: one that has Accelerate
+        stall_seconds: longest time without an iteration
+        results: append one JSON line for each row
+    """
     folder = Path(tempfile.mkdtemp(prefix="holdfast-soak-"))
-    soak = Soak(folder, options.jobs, options)
+    pythons = {"framework": os.path.abspath(framework_python)}
+    soak = Soak(folder, list(jobs), pythons, minutes, seed, stall_seconds)
+    soak.pauses = {"fault": fault_seconds, "order": order_seconds}
     try:
         soak.run()
         soak.close()
@@ -206,18 +209,16 @@ def main() -> int:
         soak.end_all()
         raise
     print_table(soak.rows)
-    if options.results:
-        with options.results.open("a") as file:
+    if results is not None:
+        with results.open("a") as file:
             file.writelines(json.dumps(row) + "\n" for row in (*soak.rows, {"what": "wrong", "found": soak.wrong}))
     for text in soak.wrong:
         print(f"WRONG: {text}")
     if soak.wrong:
-        print(f"logs, ledgers and stores are in {folder}")
-        return 1
+        sys.exit(f"logs, ledgers and stores are in {folder}")
     shutil.rmtree(folder)
     print("nothing is wrong")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -11,6 +11,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from benchmarks.soak.processes import Servers, Supervised
 from holdfast.client import Client, Conflict, NotFound, ServerError, UnreachableError
@@ -18,8 +19,8 @@ from holdfast.client import Client, Conflict, NotFound, ServerError, Unreachable
 SERVER_FAULTS_UNTIL = 0.3
 """Share of the run after which the server runs undisturbed, so that its memory can be judged."""
 SERVER_FAULTS, BUCKET_FAULTS = 4, 3
-Action = Callable[[], bool]
-"""Returns whether it was done; else it is tried again."""
+Action = Callable[[], object]
+"""Returns False if it was not done; it is tried again."""
 
 
 class Agenda:
@@ -35,12 +36,12 @@ class Agenda:
     def run(self, now: float) -> None:
         while self._due and self._due[0][0] <= now:
             action = heapq.heappop(self._due)[2]
-            if not action():
+            if action() is False:
                 self.add(now + 2, action)
 
     def settle(self) -> bool:
         """Do all that is left now; return whether nothing is left."""
-        left = [action for _, _, action in sorted(self._due) if not action()]
+        left = [action for _, _, action in sorted(self._due) if action() is False]
         self._due = [(0.0, next(self._numbers), action) for action in left]
         return not left
 
@@ -57,7 +58,7 @@ class Faults:
         for number in range(SERVER_FAULTS):
             share = (number + self._rng.uniform(0.2, 0.8)) / SERVER_FAULTS * SERVER_FAULTS_UNTIL
             signum = (signal.SIGKILL, signal.SIGTERM)[number % 2]
-            self._agenda.add(now + share * seconds, lambda signum=signum: self._stop_server(signum))  # type: ignore[misc]
+            self._agenda.add(now + share * seconds, partial(self._stop_server, signum))
 
     def strike(self, now: float) -> str | None:
         """Have one fault happen; `None` if the job has not trained since its last one."""
@@ -85,33 +86,17 @@ class Faults:
     def _fill(self, job: Supervised, now: float) -> None:
         file = job.folder / "disk-full"
         file.touch()
+        self._agenda.add(now + self._rng.uniform(5, 20), partial(file.unlink, missing_ok=True))
 
-        def free() -> bool:
-            file.unlink(missing_ok=True)
-            return True
-
-        self._agenda.add(now + self._rng.uniform(5, 20), free)
-
-    def _take_bucket(self) -> bool:
+    def _take_bucket(self) -> None:
         self.done["bucket down"] += 1
         self._servers.bucket.kill()
+        self._agenda.add(time.monotonic() + self._rng.uniform(5, 30), self._servers.bucket.start)
 
-        def bring_back() -> bool:
-            self._servers.bucket.start()
-            return True
-
-        self._agenda.add(time.monotonic() + self._rng.uniform(5, 30), bring_back)
-        return True
-
-    def _stop_server(self, number: signal.Signals) -> bool:
+    def _stop_server(self, number: signal.Signals) -> None:
         self.done[f"{number.name} of the server"] += 1
         self._servers.stop(number)
-        self._agenda.add(0, self._start_server)
-        return True
-
-    def _start_server(self) -> bool:
-        self._servers.start()
-        return True
+        self._agenda.add(0, self._servers.start)
 
 
 class Orders:
@@ -124,32 +109,25 @@ class Orders:
         """(job, id) of each restore request."""
 
     def give(self, now: float) -> str | None:
-        job, rng = self._rng.choice(self._jobs), self._rng
-        name = rng.choice(["restore", "restore", "pause", "interval", "budget", "pin", "value", "checkpoint"])
+        job, rng, edit = self._rng.choice(self._jobs), self._rng, self._client.edit
+        orders: dict[str, Callable[[], object]] = {
+            "restore": lambda: self._restore(job),
+            "pause": lambda: self._pause(job, now),
+            "interval": lambda: edit(job.kind, every=rng.choice([5, 20, 50, "3s", None])),
+            "budget": lambda: edit(job.kind, budget=rng.choice([0.02, 0.05, 0.2]), every=None),
+            "pin": lambda: self._pin(job),
+            "value": lambda: self._client.set_value(job.kind, "note", float(rng.randrange(1, 100))),
+            "checkpoint": lambda: edit(job.kind, checkpoint_request=True),
+        }
+        name, outcome = rng.choice(["restore", *orders]), ""
         try:
-            match name:
-                case "restore":
-                    self._restore(job)
-                case "pause":
-                    self._pause(job, now)
-                case "interval":
-                    self._client.edit(job.kind, every=rng.choice([5, 20, 50, "3s", None]))
-                case "budget":
-                    self._client.edit(job.kind, budget=rng.choice([0.02, 0.05, 0.2]), every=None)
-                case "pin":
-                    self._pin(job)
-                case "value":
-                    self._client.set_value(job.kind, "note", float(rng.randrange(1, 100)))
-                case "checkpoint":
-                    self._client.edit(job.kind, checkpoint_request=True)
+            orders[name]()
         except (Conflict, NotFound, IndexError):  # such as a restore during a restore
-            self.done[f"{name}, refused"] += 1
-            return None
+            outcome = ", refused"
         except (ServerError, UnreachableError):
-            self.done[f"{name}, no answer"] += 1
-            return None
-        self.done[name] += 1
-        return f"{job.kind}: {name}"
+            outcome = ", no answer"
+        self.done[name + outcome] += 1
+        return None if outcome else f"{job.kind}: {name}"
 
     def _restore(self, job: Supervised) -> None:
         checkpoint = self._rng.choice(self._client.restorable(job.kind, 20))
@@ -162,8 +140,8 @@ class Orders:
         def go_on() -> bool:
             try:
                 self._client.order_training(job.kind, "continue")
-            except Conflict:
-                pass  # it was not paused any more
+            except Conflict:  # it was not paused any more
+                pass
             except (ServerError, UnreachableError):
                 return False
             job.is_paused = False

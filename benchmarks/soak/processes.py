@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.ingest.running import free_port
+from benchmarks.harness import ROOT, free_port, meeting_place
 from benchmarks.soak.ledger import Ledger
 from tests.support import object_servers
 from tests.support.job_processes import HOLDFAST, environment
@@ -114,8 +114,7 @@ class Supervised:
         launcher = ranks if self.kind in ("ddp", "fsdp") else []
         env = self._env | {"SOAK_JOB": str(self.folder), "HOLDFAST_STORE": str(self.store)}
         if self.kind == "peers":
-            env |= {"RANK": str(host), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "SOAK_HOST": f"host-{host}"}
-            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._port)}
+            env |= meeting_place(host, 2, self._port) | {"SOAK_HOST": f"host-{host}"}
         command = [*HOLDFAST, "run", "--stay", "never", "--", self._python, *launcher, *trainer]
         with self.spoken.open("ab") as output:
             self._supervisors[host] = subprocess.Popen(
@@ -181,9 +180,8 @@ def environment_of(folder: Path, bucket: str, server: str) -> dict[str, str]:
     """Without settings of the caller; all processes of the soak have the mark SOAK_FOLDER."""
     temporary = folder / "tmp"
     temporary.mkdir(exist_ok=True)
-    root = str(Path(__file__).resolve().parents[2])
     return environment(folder, server) | object_servers.variables(bucket) | {
-        "SOAK_FOLDER": str(folder), "TMPDIR": str(temporary), "PYTHONPATH": root, "OMP_NUM_THREADS": "1",
+        "SOAK_FOLDER": str(folder), "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
         "XDG_STATE_HOME": str(folder / "state"),
     }  # fmt: skip
 
