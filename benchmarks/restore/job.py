@@ -117,7 +117,7 @@ def resume(size_bytes: int, cold: Path) -> None:
     """Resume from the newest checkpoint."""
     _, session = _with_holdfast(size_bytes, every=10**9)
     load = record_calls(session._training, "load")
-    from_memory = record_calls(session._memory, "load")
+    from_memory = record_calls(session._memory, "load") if session._memory is not None else []
     disk.forget_cached(cold)
     began = time.perf_counter()
     assert session.resume() == 1
