@@ -9,19 +9,21 @@ files with parity. The tables are printed; `--plot` names an SVG file.
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+
+from benchmarks import svg
+from benchmarks.harness import Table, run
 
 RATES = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
 PROTECTED_BITS = {"none": 0, "top byte": 8, "all bytes": 32}
@@ -37,10 +39,10 @@ LOST = {
 }
 """The bits of a number that are lost, and what replaces them: the middle is that of the logarithms."""
 TRAIN_ITERATIONS, RESUMED_ITERATIONS = 300, 50
+OUTCOMES = dict.fromkeys((f"{'accuracy':>16}", f"{'resumed':>16}", f"{'resumed loss':>18}", "not finite"), ">")
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """Of a restore: at once, and after the resumed iterations. The loss is infinite after a NaN."""
 
     accuracy: float
@@ -126,8 +128,7 @@ def lose_runs(tensor: Tensor, share: float, lost: str, generator: torch.Generato
 
 
 def restored(trained: Training, target: str, seed: int, damage: Callable[..., None]) -> Outcome:
-    training = copied(trained)
-    generator = torch.Generator().manual_seed(seed)
+    training, generator = copied(trained), torch.Generator().manual_seed(seed)
     for tensor in training.tensors(target):
         damage(tensor, generator=generator)
     return resume(training)
@@ -158,56 +159,52 @@ def resume(training: Training) -> Outcome:
     return Outcome(accuracy, training.accuracy(), loss)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--plot", type=Path, help="write a plot there")
-    options = parser.parse_args()
+def main(seeds: int = 10, plot: Path | None = None) -> dict[str, float]:
+    """Damage and resume.
+
+    Args:
+        plot: write a plot there
+    """
     torch.set_num_threads(1)
     trained = Training(Images())
     trained.iterate(TRAIN_ITERATIONS)
     parameters = sum(parameter.numel() for parameter in trained.model.parameters())
-    print(f"{parameters:,} parameters in fp32, {TRAIN_ITERATIONS} iterations of AdamW", end=", ")
-    print(f"accuracy {trained.accuracy():.3f}")
-    print(f"medians of {options.seeds} restores, and the worst; resumed: after {RESUMED_ITERATIONS} iterations\n")
-    heads = "".join(f"  {head:>16}" for head in ("accuracy", "resumed", "resumed loss"))
-    print(f"{'errors in':<9} {'protected':<10} {'rate':>6}{heads}  not finite")
+    print(f"{parameters:,} parameters in fp32, {TRAIN_ITERATIONS} iterations, accuracy {trained.accuracy():.3f}")
+    print(f"medians of {seeds} restores, and the worst; resumed: after {RESUMED_ITERATIONS} iterations\n")
+    table = Table({"errors in": "", "protected ": "", "  rate": ".0e"} | OUTCOMES)
     found: dict[tuple[str, str], list[list[Outcome]]] = {}
-    for target in TARGETS:
-        for protection in PROTECTED_BITS:
-            rows = found[target, protection] = []
-            for rate in RATES:
-                seeds = range(1 if protection == "all bytes" else options.seeds)
-                damage = partial(flip_bits, rate=rate, protected_bits=PROTECTED_BITS[protection])
-                rows.append([restored(trained, target, seed, damage) for seed in seeds])
-                print(f"{target:<9} {protection:<10} {rate:6.0e}  {_summary(rows[-1])}", flush=True)
-    print(f"\n{'lost of':<9} {'lost':<20} {'share':>6}{heads}  not finite")
-    for target in TARGETS:
-        for lost in LOST:
-            for share in SHARES:
-                damage = partial(lose_runs, share=share, lost=lost)
-                row = [restored(trained, target, seed, damage) for seed in range(options.seeds)]
-                print(f"{target:<9} {lost:<20} {share:6.0%}  {_summary(row)}", flush=True)
+    for target, (protection, bits) in itertools.product(TARGETS, PROTECTED_BITS.items()):
+        rows = found[target, protection] = []
+        for rate in RATES:
+            tried = range(1 if protection == "all bytes" else seeds)
+            damage = partial(flip_bits, rate=rate, protected_bits=bits)
+            rows.append([restored(trained, target, seed, damage) for seed in tried])
+            table.row(target, protection, rate, *_summary(rows[-1]))
+    print()
+    table = Table({"lost of  ": "", f"{'lost':<20}": "", " share": ".0%"} | OUTCOMES)
+    for target, lost, share in itertools.product(TARGETS, LOST, SHARES):
+        damage = partial(lose_runs, share=share, lost=lost)
+        row = [restored(trained, target, seed, damage) for seed in range(seeds)]
+        table.row(target, lost, share, *_summary(row))
     from benchmarks import important_bytes
 
-    through_files = important_bytes.measure(trained, options.seeds)
-    if options.plot is not None:
-        options.plot.write_text(plot(found))
-    figures = {
+    through_files = important_bytes.measure(trained, seeds)
+    if plot is not None:
+        plot.write_text(drawn(found))
+    return {
         f"{target}_{protection}_{rate:.0e}".replace(" ", "_"): round(_median(rows, "resumed_accuracy"), 3)
         for (target, protection), of_rates in found.items()
         for rate, rows in zip(RATES, of_rates, strict=True)
-    }
-    print(f"figures: {json.dumps(figures | through_files)}")
+    } | through_files
 
 
-def _summary(rows: list[Outcome]) -> str:
-    cells = [
-        f"{_median(rows, name):.3f} ({min(_values(rows, name)):.3f})" for name in ("accuracy", "resumed_accuracy")
-    ]
+def _summary(rows: list[Outcome]) -> list[str]:
+    """Return the cells of OUTCOMES."""
+    names = ("accuracy", "resumed_accuracy")
+    cells = [f"{_median(rows, name):.3f} ({min(_values(rows, name)):.3f})" for name in names]
     loss = f"{_median(rows, 'resumed_loss'):.3g} ({max(_values(rows, 'resumed_loss')):.3g})"
     infinite = sum(math.isinf(value) for value in _values(rows, "resumed_loss"))
-    return f"{cells[0]:>16}  {cells[1]:>16}  {loss:>16}  {infinite} of {len(rows)}"
+    return [*cells, loss, f"{infinite} of {len(rows)}"]
 
 
 def _values(rows: list[Outcome], name: str) -> list[float]:
@@ -228,48 +225,32 @@ PANELS = (
 )
 
 
-def plot(found: dict[tuple[str, str], list[list[Outcome]]]) -> str:
+def drawn(found: dict[tuple[str, str], list[list[Outcome]]]) -> str:
     """Return an SVG of the medians, with the worst restore as a dashed line."""
-    total = len(PANELS) * (WIDTH + LEFT + 16)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {HEIGHT + TOP + 66}" '
-        'font-family="sans-serif" font-size="12" fill="#222">',
-        '<rect width="100%" height="100%" fill="#fff"/>',
-    ]
+    parts = []
     for number, (target, name, title) in enumerate(PANELS):
-        parts.append(f'<g transform="translate({LEFT + number * (WIDTH + LEFT + 16)} {TOP})">')
-        parts.append(f'<text x="0" y="-16" font-size="13">{title}</text>')
-        for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
-            y = HEIGHT * (1 - tick)
-            parts.append(
-                f'<path d="M0 {y}H{WIDTH}" stroke="#ddd"/><text x="-8" y="{y + 4}" text-anchor="end">{tick}</text>'
-            )
-        for place, rate in enumerate(RATES):
-            x = _across(place)
-            parts.append(f'<text x="{x}" y="{HEIGHT + 18}" text-anchor="middle">{rate:.0e}</text>')
-        parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT + 36}" text-anchor="middle">errors per bit</text>')
+        left = LEFT + number * (WIDTH + LEFT + 16)
+        xs = [left + 20 + place * (WIDTH - 40) / (len(RATES) - 1) for place in range(len(RATES))]
+        across = {x: f"{rate:.0e}" for x, rate in zip(xs, RATES, strict=True)}
+        up = {_up(tick): str(tick) for tick in (0.0, 0.25, 0.5, 0.75, 1.0)}
+        parts += svg.panel((left, TOP, WIDTH, HEIGHT), title, "errors per bit", across, up)
         for protection, (color, width) in LINES.items():
             rows = found[target, protection]
             medians, worst = [_median(row, name) for row in rows], [min(_values(row, name)) for row in rows]
-            parts.append(_line(medians, color, width, ""))
-            parts.append(_line(worst, color, width, ' stroke-dasharray="4 4"'))
-        parts.append("</g>")
+            parts.append(svg.line(zip(xs, map(_up, medians), strict=True), color, width))
+            parts.append(svg.line(zip(xs, map(_up, worst), strict=True), color, width, "4 4"))
+    y = HEIGHT + TOP + 56
     for number, (protection, (color, width)) in enumerate(LINES.items()):
-        x, y = LEFT + 170 * number, HEIGHT + TOP + 56
-        parts.append(f'<path d="M{x} {y - 4}h24" stroke="{color}" stroke-width="{width}"/>')
-        parts.append(f'<text x="{x + 30}" y="{y}">protected: {protection}</text>')
-    parts.append(f'<text x="{LEFT + 540}" y="{HEIGHT + TOP + 56}">solid: median, dashed: worst</text></svg>')
-    return "\n".join(parts) + "\n"
+        x = LEFT + 170 * number
+        parts += [svg.line([(x, y - 4), (x + 24, y - 4)], color, width)]
+        parts.append(svg.text(x + 30, y, f"protected: {protection}"))
+    parts.append(svg.text(LEFT + 540, y, "solid: median, dashed: worst"))
+    return svg.picture(len(PANELS) * (WIDTH + LEFT + 16), HEIGHT + TOP + 66, parts)
 
 
-def _across(place: int) -> float:
-    return 20 + place * (WIDTH - 40) / (len(RATES) - 1)
-
-
-def _line(values: list[float], color: str, width: int, style: str) -> str:
-    points = " ".join(f"{_across(place):.1f},{HEIGHT * (1 - value):.1f}" for place, value in enumerate(values))
-    return f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="{width}"{style}/>'
+def _up(value: float) -> float:
+    return TOP + HEIGHT * (1 - value)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -7,7 +7,6 @@ milliseconds a batch, and the largest difference of the expected wait of an iter
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from statistics import fmean
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch.utils.data import Dataset
 
 import holdfast
+from benchmarks.harness import Table, run, seconds_of
 from holdfast.data.loading_probe import IterationTimes, LoadingTimes, expected_wait_seconds, probe
 
 BATCH, BATCHES, SAMPLES = 4, 40, 800
@@ -23,6 +23,7 @@ COMPUTE_SECONDS = 0.02
 TIMES = (0.005, 0.05), (0.02, 0.02), (0.05, 0.005)
 """Seconds of fetching and preparing a batch."""
 WORKERS = 0, 1, 2, 4
+COLUMNS = ("fetching", "as probed", "preparing", "as probed ", "expected wait", "measured")
 
 
 class SlowDataset(Dataset[Any]):
@@ -39,31 +40,29 @@ class SlowDataset(Dataset[Any]):
         return index
 
 
-def main() -> None:
-    errors: list[float] = []
-    differences: list[float] = []
-    print("workers; ms of a batch: fetching, as probed, preparing, as probed, expected wait, measured", flush=True)
+def main() -> dict[str, float]:
+    errors, differences = list[float](), list[float]()
+    print("ms of a batch, and of the wait of an iteration", flush=True)
+    table = Table({"workers": "d"} | dict.fromkeys(COLUMNS, ".1f"))
     for workers, (fetch, prep) in itertools.product(WORKERS, TIMES):
-        loader = holdfast.DataLoader(SlowDataset(fetch, prep), batch_size=BATCH, num_workers=workers, seed=1)
-        waited = _waits(loader)
-        found = probe(holdfast.DataLoader(SlowDataset(fetch, prep), batch_size=BATCH, num_workers=workers, seed=1))
+
+        def loader(workers: int = workers, fetch: float = fetch, prep: float = prep) -> holdfast.DataLoader:
+            return holdfast.DataLoader(SlowDataset(fetch, prep), batch_size=BATCH, num_workers=workers, seed=1)
+
+        waited, found = _waits(loader()), probe(loader())
         expected = _expected(found, waited)
         errors += [abs(found.fetch_seconds - fetch), abs(found.prep_seconds - prep)]
         differences.append(abs(expected - waited))
         cells = (fetch, found.fetch_seconds, prep, found.prep_seconds, expected, waited)
-        print(f"{workers:7}  " + "  ".join(f"{1e3 * cell:8.1f}" for cell in cells), flush=True)
-    figures = {"probe_error_ms": max(errors), "expected_wait_error_ms": max(differences)}
-    print(f"figures: {json.dumps({name: round(1e3 * value, 1) for name, value in figures.items()})}")
+        table.row(workers, *(1e3 * cell for cell in cells))
+    return {"probe_error_ms": 1e3 * max(errors), "expected_wait_error_ms": 1e3 * max(differences)}
 
 
 def _waits(loader: holdfast.DataLoader) -> float:
     """Return the mean wait of an iteration that computes for some time."""
-    waits = []
-    batches = iter(loader)
+    waits, batches = [], iter(loader)
     for _ in range(BATCHES):
-        began = time.perf_counter()
-        next(batches)
-        waits.append(time.perf_counter() - began)
+        waits.append(seconds_of(lambda: next(batches)))
         time.sleep(COMPUTE_SECONDS)
     return fmean(waits[BATCHES // 4 :])
 
@@ -74,4 +73,4 @@ def _expected(found: LoadingTimes, waited: float) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -8,9 +8,7 @@ gives the share that is detected within 20 iterations, the delay, and the share 
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from benchmarks.bit_errors import Images
+from benchmarks.harness import run
 from holdfast.telemetry.loss_watch import LossWatch
 from holdfast_server.alerts.conditions import KINDS
 from holdfast_server.alerts.loss_spikes import NEWEST_LOSSES, LossHistory, find_spikes
@@ -43,14 +42,12 @@ class Attention(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.inner = nn.TransformerEncoderLayer(
-            width, 4, 4 * width, dropout=0.1, batch_first=True, norm_first=True
-        )
+        options = {"dropout": 0.1, "batch_first": True, "norm_first": True}
+        self.inner = nn.TransformerEncoderLayer(width, 4, 4 * width, **options)
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor) -> Any:
         mask = nn.Transformer.generate_square_subsequent_mask(inputs.shape[1])
-        done: Tensor = self.inner(inputs, src_mask=mask, is_causal=True)
-        return done
+        return self.inner(inputs, src_mask=mask, is_causal=True)
 
 
 class Recurrent(nn.Module):
@@ -58,9 +55,8 @@ class Recurrent(nn.Module):
         super().__init__()
         self.inner = nn.GRU(width, width, batch_first=True)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        done: Tensor = self.inner(inputs)[0]
-        return done
+    def forward(self, inputs: Tensor) -> Any:
+        return self.inner(inputs)[0]
 
 
 def text_batches(count: int, length: int) -> Callable[[torch.Generator], Batch]:
@@ -156,19 +152,19 @@ def trainings() -> dict[str, Callable[[], Training]]:
     def network() -> nn.Module:
         return nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
 
-    exact: dict[str, Callable[[], Training]] = {}
-    for seed in SEEDS:
-        of_ranks = partial(Training, draw=sums(80), loss=loss_of_rank_0, rate=3e-3, seed=seed)
-        small = partial(Training, draw=sums(20), loss=F.mse_loss, rate=3e-3, seed=seed)
-        large = partial(Training, draw=sums(80), loss=F.mse_loss, seed=seed)
-        linear = partial(Training, draw=sums(20), loss=F.mse_loss, rate=1e-2, seed=seed)
-        exact |= {
-            f"MLP, sums, 4 ranks of batch 20, seed {seed}": lambda make=of_ranks: make(network()),
-            f"MLP, sums, batch 20, seed {seed}": lambda make=small: make(network()),
-            f"MLP, sums, batch 80, seed {seed}": lambda make=large: make(network()),
-            f"linear, sums, batch 20, seed {seed}": lambda make=linear: make(nn.Linear(8, 1)),
-        }
-    return exact | {
+    def exact(model: Callable[[], nn.Module], count: int, loss: Any, rate: float, seed: int) -> Training:
+        return Training(model(), sums(count), loss, rate, seed)
+
+    linear = partial(nn.Linear, 8, 1)
+    kinds = {
+        "MLP, sums, 4 ranks of batch 20": (network, 80, loss_of_rank_0, 3e-3),
+        "MLP, sums, batch 20": (network, 20, F.mse_loss, 3e-3),
+        "MLP, sums, batch 80": (network, 80, F.mse_loss, 1e-3),
+        "linear, sums, batch 20": (linear, 20, F.mse_loss, 1e-2),
+    }
+    return {
+        f"{name}, seed {seed}": partial(exact, *kind, seed) for seed in SEEDS for name, kind in kinds.items()
+    } | {
         "GPT, text, batch 16": lambda: Training(language_model(Attention(64), 64), text_batches(16, 48)),
         "GPT, text, batch 4": lambda: Training(language_model(Attention(64), 64), text_batches(4, 128)),
         "GRU, text, batch 2": lambda: Training(language_model(Recurrent(64), 64), text_batches(2, 32)),
@@ -230,25 +226,23 @@ def restores(losses: list[float]) -> int:
 
 def measure(curves: Curves, limit: float) -> dict[str, Any]:
     """Return the false alarms, and by defect the number of detected ones and the delays in iterations."""
+    losses = curves.losses
     row: dict[str, Any] = {
-        "false_alarms": len(spikes(curves.losses, limit)),
-        "false_messages": len(spikes(curves.losses, limit, lasting=True)), "iterations": len(curves.losses),
-        "restores": restores(curves.losses),
+        "false_alarms": len(spikes(losses, limit)), "false_messages": len(spikes(losses, limit, lasting=True)),
+        "iterations": len(losses), "restores": restores(losses),
     }  # fmt: skip
     for defect, runs in curves.defective.items():
-        delays = []
-        for run in runs:
+
+        def first(run: list[float], **options: bool) -> int:
+            """Return the delay of the first spike after the defect."""
             begin = len(run) - AFTERWARDS
-            first = next((at - begin for at in spikes(run, limit, begin - 1)), AFTERWARDS)
-            delays.extend([first] if first <= DETECTED_WITHIN else [])
+            return next((at - begin for at in spikes(run, limit, begin - 1, **options)), AFTERWARDS)
+
+        delays = [delay for delay in map(first, runs) if delay <= DETECTED_WITHIN]
         row[defect] = {
             "detected": len(delays), "of": len(runs), "delay": statistics.median(delays) if delays else None,
             "longest": max(delays, default=None),
-            "messages": sum(
-                any(at <= len(run) - AFTERWARDS + DETECTED_WITHIN for at in
-                    spikes(run, limit, len(run) - AFTERWARDS - 1, lasting=True))
-                for run in runs
-            ),
+            "messages": sum(first(run, lasting=True) <= DETECTED_WITHIN for run in runs),
         }  # fmt: skip
     return row
 
@@ -260,29 +254,27 @@ def _with(defect: str, training: Training) -> list[float]:
     return [training.iterate(rate=HIGHER_RATE if step < HIGHER_FOR else 1.0) for step in range(AFTERWARDS)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--iterations", type=int, default=5000, help="of each model without a defect")
-    parser.add_argument("--defects", type=int, default=10, help="of each kind and model")
-    asked = parser.parse_args()
+def main(iterations: int = 5000, defects: int = 10) -> dict[str, Any]:
+    """Train all models.
+
+    Args:
+        iterations: of each model without a defect
+        defects: of each kind and model
+    """
     torch.set_num_threads(1)
-    figures = {}
+    figures: dict[str, Any] = {}
     for name, make in trainings().items():
-        curves = train(make, asked.iterations, asked.defects)
+        curves = train(make, iterations, defects)
         figures[name] = {f"{limit:g}": measure(curves, limit) for limit in LIMITS}
         for limit, row in figures[name].items():
             print(f"{name:40} limit {limit:>3}: {row}", flush=True)
     chosen = [rows[f"{KINDS['loss_spike'].limit:g}"] for rows in figures.values()]
-    iterations, alarms, false, restored = (
-        sum(int(row[name]) for row in chosen)
-        for name in ("iterations", "false_alarms", "false_messages", "restores")
-    )
-    print(
-        f"in all: {alarms} false alarms, {false} false messages and {restored} false restores by on_trouble in "
-        f"{iterations:,} iterations"
-    )
-    print("figures:", json.dumps(figures))
+    total = {name: sum(row[name] for row in chosen) for name in ("false_alarms", "false_messages", "restores")}
+    trained = sum(row["iterations"] for row in chosen)
+    counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in total.items())
+    print(f"in all: {counts} (false ones, by on_trouble) in {trained:,} iterations")
+    return figures
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

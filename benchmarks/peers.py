@@ -14,14 +14,10 @@ rounds:
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,6 +27,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
+from benchmarks.harness import free_port, meeting_place, output_of, print_figures, run, scratch
 from holdfast.peers.replica_sender import ReplicaSender
 from holdfast.save.shared_buffers import SupervisorMemory
 from holdfast.system import supervisor_channel
@@ -69,7 +66,7 @@ def train(folder: Path, mode: str, number: int, seconds: float, width: int) -> d
     return found
 
 
-def work(folder: Path, rounds: int, seconds: float, width: int) -> None:
+def work(folder: Path, rounds: int, seconds: float, width: int) -> dict[str, Any]:
     """Run one rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -91,61 +88,38 @@ def work(folder: Path, rounds: int, seconds: float, width: int) -> None:
         results = [
             {mode: train(folder, mode, number, seconds, width) for mode in MODES} for number in range(rounds)
         ]
-    if dist.get_rank() == 0:
-        (folder / "results.json").write_text(json.dumps({"rounds": results, "sent": sent}))
     held.close()
+    return {"rounds": results, "sent": sent}
 
 
-def run(rounds: int, seconds: float, width: int) -> dict[str, float]:
-    """Run both ranks; return the figures."""
-    with tempfile.TemporaryDirectory() as place:
-        environment = os.environ | {
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517", "WORLD_SIZE": str(RANKS), "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
-        arguments = [str(rounds), str(seconds), str(width)]
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.peers", "--work", place, *arguments],
-                env=environment | {"RANK": str(rank)},
-            )
-            for rank in range(RANKS)
-        ]
-        statuses = [rank.wait() for rank in ranks]
-        if any(statuses):
-            raise SystemExit("a rank failed")
-        found = json.loads(Path(place, "results.json").read_text())
-    bare = [each["bare"]["seconds"] for each in found["rounds"]]
-    figures = {"iteration_seconds": statistics.median(bare)}
+def main(rounds: int = 3, seconds: float = 60.0, width: int = 1024, folder: Path | None = None) -> Any:
+    """Run both ranks; return the figures.
+
+    Args:
+        seconds: of training, for each mode in each round
+        width: of the layers; the state has 48 bytes times its square
+        folder: set for the process of a rank
+    """
+    if folder is not None:
+        return work(folder, rounds, seconds, width)
+    with scratch() as place, ThreadPoolExecutor(RANKS) as pool:
+        options = f"--rounds={rounds}", f"--seconds={seconds}", f"--width={width}", f"--folder={place}"
+        port = free_port()
+        environments = [meeting_place(rank, RANKS, port) | {"OMP_NUM_THREADS": "1"} for rank in range(RANKS)]
+        ranks = [pool.submit(output_of, "benchmarks.peers", *options, **each) for each in environments]
+        found, _ = (rank.result() for rank in ranks)
+    figures = {"iteration_seconds": statistics.median(each["bare"]["seconds"] for each in found["rounds"])}
     for mode, prefix in (("alone", ""), ("peers", "peers_")):
         for name, of in (("overhead", "seconds"), ("settled_overhead", "settled")):
             slower = [each[mode][of] / each["bare"][of] - 1 for each in found["rounds"]]
             figures[f"{prefix}{name}"] = statistics.median(slower)
-        figures[f"{prefix}measured_overhead"] = statistics.median(
-            each[mode]["measured"] for each in found["rounds"]
-        )
+        measured = [each[mode]["measured"] for each in found["rounds"]]
+        figures[f"{prefix}measured_overhead"] = statistics.median(measured)
     figures["snapshots_sent"] = sum(found["sent"])
     figures["sent_share"] = sum(found["sent"]) / max(1, len(found["sent"]))
+    print_figures(figures)
     return figures
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of training, for each mode in each round")
-    parser.add_argument(
-        "--width", type=int, default=1024, help="of the layers; the state has 48 bytes times its square"
-    )
-    parser.add_argument("--work", nargs=4, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.work is not None:
-        folder, rounds, seconds, width = options.work
-        work(Path(folder), int(rounds), float(seconds), int(width))
-        return
-    figures = run(options.rounds, options.seconds, options.width)
-    for name, value in figures.items():
-        print(f"{name:28} {value:.4f}")
-    print("figures:", json.dumps({name: round(value, 4) for name, value in figures.items()}))
-
-
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.ranks`: what rank 0 does for a checkpoint of 64 to 4,096 ranks with 1,000 tensors each.
+"""`make bench-ranks`: what rank 0 does for a checkpoint of 64 to 4,096 ranks with 1,000 tensors each.
 
 Simulated ranks, in threads that run in turn, commit with the code of a training; files are in memory. Figures of
 each number of ranks; those of a *first* checkpoint include the exchange of the structure:
@@ -15,53 +15,51 @@ each number of ranks; those of a *first* checkpoint include the exchange of the 
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import resource
 import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import memory_folder, run, scratch
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.stored_manifest import read_stored
 from holdfast.format.shards import Region
 
 from .world import JOB, WIDTH, LargeJob
 
-MEMORY = Path("/dev/shm")
+RANKS = [64, 256, 1024, 4096]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[64, 256, 1024, 4096])
-    parser.add_argument("--tensors", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=2, help="checkpoints after the first one")
-    parser.add_argument("--read-up-to", type=int, default=4096, help="most ranks of which a checkpoint is read")
-    options = parser.parse_args()
+def main(ranks: list[int] = RANKS, tensors: int = 1000, rounds: int = 2) -> dict[str, float]:
+    """Measure each number of ranks.
+
+    Args:
+        rounds: checkpoints after the first one
+    """
     figures: dict[str, float] = {}
-    for ranks in options.ranks:
-        with tempfile.TemporaryDirectory(prefix="bench-ranks-", dir=MEMORY if MEMORY.is_dir() else None) as folder:
-            measured = measure(Path(folder), ranks, options)
-        print(f"{ranks:>5} ranks  {json.dumps(measured)}", flush=True)
-        figures |= {f"{name}_{ranks}": value for name, value in measured.items()}
+    for count in ranks:
+        with scratch(memory_folder()) as folder:
+            measured = measure(folder, count, tensors, rounds)
+        print(f"{count:>5} ranks  {json.dumps(measured)}", flush=True)
+        figures |= {f"{name}_{count}": value for name, value in measured.items()}
         gc.collect()
     if {"rank0_cpu_ms_1024", "rank0_cpu_ms_4096"} <= figures.keys():
         figures["growth_1024_to_4096"] = round(figures["rank0_cpu_ms_4096"] / figures["rank0_cpu_ms_1024"], 2)
-    print(f"figures: {json.dumps(figures)}")
+    return figures
 
 
-def measure(folder: Path, ranks: int, options: argparse.Namespace) -> dict[str, float]:
+def measure(folder: Path, ranks: int, tensors: int, rounds: int) -> dict[str, float]:
     """Return the figures of one number of ranks."""
-    job = LargeJob(folder, ranks, options.tensors)
+    job = LargeJob(folder, ranks, tensors)
     job.start()
     first = job.commit()
     later = []
-    for _ in range(options.rounds):
+    for _ in range(rounds):
         before = job.checkpoint
         later.append(job.commit())
         shutil.rmtree(job.store.path(JOB, before))  # memory holds one
@@ -76,8 +74,7 @@ def measure(folder: Path, ranks: int, options: argparse.Namespace) -> dict[str, 
     sizes = {path.name: path.stat().st_size for path in job.store.path(JOB, job.checkpoint).glob("*.json")}
     measured["manifest_mb"] = sum(size for name, size in sizes.items() if not name.startswith("rank-")) / 1e6
     measured["described_kb_per_rank"] = sum(sizes.values()) / 1e3 / ranks
-    if ranks <= options.read_up_to:
-        measured |= read_back(job)
+    measured |= read_back(job)
     measured["peak_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     return {name: round(value, 2) for name, value in measured.items()}
 
@@ -100,4 +97,4 @@ def read_back(job: LargeJob) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -10,25 +10,23 @@ column of its own. `--plot` names an SVG file.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
-import platform
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from benchmarks.harness import Table, cost_of, run, seconds_of
 from holdfast_series import Autoencoder, Codec, Half, Raw, SeriesStore, StreamingPCA, Sz3, Zfp
 from holdfast_series.blocks import BlockCodec
 
 from .gradient import Shot, forward_states, recomputed_gradient, snapshot_bytes, stored_gradient
-from .plot import Point, plot
+from .plot import Point, drawn
 from .revolve import least_advances
 from .wave import Survey, Wave
 
@@ -39,6 +37,11 @@ LEARN_EVERY = 5
 GOAL_ERROR = 0.02
 """Largest error of a gradient that counts as good enough."""
 FAMILIAR_HERTZ, STRANGE_HERTZ = 12.0, 24.0
+COLUMNS = {
+    f"{'states':<28}": "", "memory MB": ".2f", "compression": ".1f", "   error": ".1e", " cosine": ".5f",
+    "    s": ".2f", "revolve s": ".2f", "slots": "d", "solved": "d", "fallbacks": ".1%", "corrected": ".1%",
+    "training s": ".1f",
+}  # fmt: skip
 
 
 @dataclass
@@ -82,20 +85,19 @@ def methods() -> list[Method]:
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--side", type=int, default=144, help="grid points of a side; the water takes 16 of them")
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--plot", type=Path, help="write a plot there")
-    options = parser.parse_args()
+def main(side: int = 144, steps: int = 600, rounds: int = 2, plot: Path | None = None) -> dict[str, float]:
+    """Compare all methods.
+
+    Args:
+        side: grid points of a side; the water takes 16 of them
+        plot: write a plot there
+    """
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    survey = Survey(side=options.side, steps=options.steps)
+    survey = Survey(side=side, steps=steps)
     wave = Wave(survey, survey.first_velocity() ** 2)
     shots = [_shot(survey, share) for share in HELD_OUT_COLUMNS]
-    print(f"machine   one core of {platform.machine()}, {platform.system()} {platform.release()}")
-    print(f"problem   {survey.side} × {survey.side} points, {survey.steps} steps, peak {survey.peak_hertz:g} Hz")
+    print(f"problem   {side} × {side} points, {steps} steps, peak {survey.peak_hertz:g} Hz, on one core")
     compared = methods()
     for codec in {id(method.codec): method.codec for method in compared}.values():
         learn(codec, wave)
@@ -104,16 +106,15 @@ def main() -> None:
         measure(method, shots, wave, exact)
     recomputations = {slots_in(method.memory_bytes, survey) for method in compared}
     revolve = {slots: Recomputation(slots) for slots in sorted(recomputations)}
-    for number in range(options.rounds):
-        print(f"round {number + 1} of {options.rounds}", flush=True)
+    for number in range(rounds):
+        print(f"round {number + 1} of {rounds}", flush=True)
         take_turns(compared, revolve, shots[number % len(shots)], wave, exact[number % len(shots)])
     print_table(compared, revolve, survey)
     strange = strange_source(survey, compared[-2].codec)
     print_strange(strange)
-    if options.plot is not None:
-        options.plot.write_text(plot([_point(method, revolve, survey) for method in compared]))
-    figures = summary(compared, revolve, survey, strange)
-    print(f"figures: {json.dumps({name: round(value, 4) for name, value in figures.items()})}")
+    if plot is not None:
+        plot.write_text(drawn([_point(method, revolve, survey) for method in compared]))
+    return summary(compared, revolve, survey, strange)
 
 
 def _shot(survey: Survey, share: float) -> Shot:
@@ -177,19 +178,14 @@ def take_turns(
     """Time each method once, on the same shot."""
     for method in compared:
         with SeriesStore(codec=method.codec) as store:
-            method.seconds.append(_cpu_seconds(lambda: stored_gradient(shot, wave, store, method.every)))  # noqa: B023
+            gradient = partial(stored_gradient, shot, wave, store, method.every)
+            method.seconds.append(seconds_of(gradient, time.process_time))
     for recomputation in revolve.values():
-        started = time.process_time()
-        gradient, recomputation.solved_steps = recomputed_gradient(shot, wave, recomputation.slots)
-        recomputation.seconds.append(time.process_time() - started)
+        _, seconds, found = cost_of(partial(recomputed_gradient, shot, wave, recomputation.slots))
+        gradient, recomputation.solved_steps = found
+        recomputation.seconds.append(seconds)
         assert recomputation.solved_steps == least_advances(shot.survey.steps, recomputation.slots) + 1
         assert torch.equal(gradient, exact), "revolve computes the same gradient"
-
-
-def _cpu_seconds(act: Callable[[], object]) -> float:
-    started = time.process_time()
-    act()
-    return time.process_time() - started
 
 
 def strange_source(survey: Survey, codec: Codec) -> Method:
@@ -203,20 +199,16 @@ def strange_source(survey: Survey, codec: Codec) -> Method:
 
 
 def print_table(compared: list[Method], revolve: dict[int, Recomputation], survey: Survey) -> None:
-    print(
-        f"\n{'states':<28} {'memory MB':>9} {'compression':>11} {'error':>8} {'cosine':>8} {'s':>6} "
-        f"{'revolve s':>9} "
-        f"{'slots':>6} {'solved':>7} {'fallbacks':>9} {'corrected':>9} {'training s':>10}"
-    )
+    print()
+    table = Table(COLUMNS)
     for method in compared:
         at_equal_memory = revolve[slots_in(method.memory_bytes, survey)]
-        print(
-            f"{method.name:<28} {method.memory_bytes / 1e6:9.2f} {method.compression:11.1f} {method.error:8.1e} "
-            f"{method.cosine:8.5f} {statistics.median(method.seconds):6.2f} "
-            f"{statistics.median(at_equal_memory.seconds):9.2f} {at_equal_memory.slots:6} "
-            f"{at_equal_memory.solved_steps:7} {method.fallback_share:9.1%} {method.corrected_share:9.1%} "
-            f"{method.codec.training_seconds:10.1f}"
-        )
+        seconds, recomputing = map(statistics.median, (method.seconds, at_equal_memory.seconds))
+        table.row(
+            method.name, method.memory_bytes / 1e6, method.compression, method.error, method.cosine, seconds,
+            recomputing, at_equal_memory.slots, at_equal_memory.solved_steps, method.fallback_share,
+            method.corrected_share, method.codec.training_seconds,
+        )  # fmt: skip
 
 
 def print_strange(method: Method) -> None:
@@ -260,4 +252,4 @@ def summary(
 
 
 if __name__ == "__main__":
-    main()
+    run(main)
