@@ -7,53 +7,40 @@ has the given size. The store is on a disk. Writes and restores of both kinds ta
 
 from __future__ import annotations
 
-import argparse
-import json
 import mmap
 import random
-import statistics
-import tempfile
-import time
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections import defaultdict
+from statistics import median
 from typing import Any
 
 import torch
 
+from benchmarks.harness import cost_of, run, scratch
 from holdfast.checkpoint import restore
 from holdfast.format import manifest as fmt
 from holdfast.save.draft import Draft
 from holdfast.save.writer import write_checkpoint
 from holdfast.store import open_store
+from holdfast.system.host_memory import bytes_of
 
 from . import training
 
 DIRECTORY = "/var/tmp"  # on a disk, unlike /tmp on some machines
 JOB = "job"
 KINDS = ("plain", "compressed")
-
-
-@dataclass(slots=True)
-class Cost:
-    """Of the writes and restores of one kind, one entry each."""
-
-    stored_bytes: int = 0
-    write_seconds: list[float] = field(default_factory=list)
-    write_cpu_seconds: list[float] = field(default_factory=list)
-    encode_seconds: list[float] = field(default_factory=list)
-    restore_seconds: list[float] = field(default_factory=list)
-    restore_cpu_seconds: list[float] = field(default_factory=list)
+Costs = defaultdict[str, list[float]]
+"""Of the writes and restores of one kind, one entry each."""
 
 
 class Payload:
     """A copied state in page-aligned memory, as a snapshot has it."""
 
-    def __init__(self, tensors: dict[str, tuple[str, tuple[int, ...], memoryview]]) -> None:
-        self.slots = fmt.lay_out((name, dtype, shape) for name, (dtype, shape, _) in tensors.items())
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.slots = fmt.lay_out((name, "F32", tuple(tensor.shape)) for name, tensor in tensors.items())
         self.size_bytes = self.slots[-1].end
         self.memory = memoryview(mmap.mmap(-1, self.size_bytes))
         for slot in self.slots:
-            self.memory[slot.start : slot.end] = tensors[slot.name][2]
+            self.memory[slot.start : slot.end] = bytes_of(tensors[slot.name].contiguous())
 
     def draft(self, iteration: int, *, compress: bool) -> Draft:
         return Draft(
@@ -66,53 +53,38 @@ def trained(size_bytes: int) -> Payload:
     """A GPT with AdamW in fp32 after 200 iterations."""
     state = training.train("GPT, AdamW, fp32", training.gpt_fp32()).base
     repeats = max(1, round(size_bytes / sum(tensor.nbytes for tensor in state.values())))
-    return Payload(
-        {
-            f"{name}.{repeat}": ("F32", tuple(tensor.shape), _bytes(tensor))
-            for name, tensor in state.items()
-            for repeat in range(repeats)
-        }
-    )
+    return Payload({f"{name}.{n}": tensor for name, tensor in state.items() for n in range(repeats)})
 
 
 def noise(size_bytes: int) -> Payload:
     """Random bytes in tensors of 16 MiB, which do not compress."""
     draw, part = random.Random(1), 16 << 20
-    return Payload(
-        {
-            f"t{number}": ("F32", (part // 4,), memoryview(draw.randbytes(part)))
-            for number in range(max(1, size_bytes // part))
-        }
-    )
+    parts = (bytearray(draw.randbytes(part)) for _ in range(max(1, size_bytes // part)))
+    return Payload({f"t{n}": torch.frombuffer(each, dtype=torch.float32) for n, each in enumerate(parts)})
 
 
-def measure(payload: Payload, rounds: int, *, restores: bool = True) -> dict[str, Cost]:
+def measure(payload: Payload, rounds: int, *, restores: bool = True) -> dict[str, Costs]:
     """Write, restore and delete a checkpoint of each kind, by turns."""
-    found = {kind: Cost() for kind in KINDS}
-    with tempfile.TemporaryDirectory(dir=DIRECTORY) as place:
-        store = open_store(Path(place) / "store")
+    found = {kind: Costs(list) for kind in KINDS}
+    with scratch(DIRECTORY) as place:
+        store = open_store(place / "store")
         store.acquire_attempt(JOB, "benchmark")
         for iteration in range(1, 2 * rounds + 3):
             kind = KINDS[iteration % 2]
-            _take(store, payload, found[kind], iteration, compress=kind == "compressed", restores=restores)
+            _take(store, payload.draft(iteration, compress=kind == "compressed"), payload, found[kind], restores)
             if iteration <= 2:  # the first of each touches memory and the disk for the first time
-                found[kind] = Cost()
+                found[kind] = Costs(list)
     return found
 
 
-def _take(store: Any, payload: Payload, cost: Cost, iteration: int, *, compress: bool, restores: bool) -> None:
-    draft = payload.draft(iteration, compress=compress)
-    started, used = time.perf_counter(), time.process_time()
-    written = write_checkpoint(store, draft, payload.memory)
-    cost.write_seconds.append(time.perf_counter() - started)
-    cost.write_cpu_seconds.append(time.process_time() - used)
-    cost.encode_seconds.append(written.encode_seconds)
-    cost.stored_bytes = sum(file.size_bytes for file in written.files)
+def _take(store: Any, draft: Draft, payload: Payload, costs: Costs, restores: bool) -> None:
+    seconds, cpu, written = cost_of(lambda: write_checkpoint(store, draft, payload.memory))
+    taken = {"write": seconds, "write CPU": cpu, "encode": written.encode_seconds}
     if restores:
-        started, used = time.perf_counter(), time.process_time()
-        restore.load(store, JOB, draft.id)
-        cost.restore_seconds.append(time.perf_counter() - started)
-        cost.restore_cpu_seconds.append(time.process_time() - used)
+        taken["restore"], taken["restore CPU"], _ = cost_of(lambda: restore.load(store, JOB, draft.id))
+    for what, value in taken.items():
+        costs[what].append(value)
+    costs["stored_bytes"] = [sum(file.size_bytes for file in written.files)]
     store.delete(JOB, draft.id, 1)
 
 
@@ -120,49 +92,34 @@ def figures(size_bytes: int, rounds: int) -> dict[str, float]:
     """Print what compression costs and saves; return the figures."""
     payload = trained(size_bytes)
     costs = measure(payload, rounds)
-    plain, compressed = (costs[kind] for kind in KINDS)
+    medians = {kind: {what: median(values) for what, values in each.items()} for kind, each in costs.items()}
     print(f"\ncheckpoints of {payload.size_bytes / 1e6:,.0f} MB, medians of {rounds}")
-    for kind, cost in costs.items():
+    for kind, of in medians.items():
         print(
-            f"  {kind:<12} {cost.stored_bytes / 1e6:7.1f} MB,"
-            f" write {_median(cost.write_seconds):6.2f} s (CPU {_median(cost.write_cpu_seconds):5.2f} s,"
-            f" encoding {_median(cost.encode_seconds):5.2f} s),"
-            f" restore {_median(cost.restore_seconds):6.2f} s (CPU {_median(cost.restore_cpu_seconds):5.2f} s)",
+            f"  {kind:<12} {of['stored_bytes'] / 1e6:7.1f} MB, write {of['write']:5.2f} s (CPU "
+            f"{of['write CPU']:5.2f} s, encoding {of['encode']:5.2f} s), restore {of['restore']:5.2f} s (CPU "
+            f"{of['restore CPU']:5.2f} s)",
             flush=True,
         )
     idle = measure(noise(size_bytes), rounds, restores=False)
-    off = [_median(idle[kind].write_cpu_seconds) for kind in KINDS]
+    off = [median(idle[kind]["write CPU"]) for kind in KINDS]
     print(f"  a state that does not compress: CPU {off[0]:.3f} s plain, {off[1]:.3f} s with compression on")
-    cpu_seconds = _median(compressed.write_cpu_seconds)
+    plain, compressed = (medians[kind] for kind in KINDS)
     return {
-        "adam_fp32_ratio": payload.size_bytes / compressed.stored_bytes,
-        "encode_mb_s": payload.size_bytes / 1e6 / min(compressed.encode_seconds),
-        "cpu_seconds_per_checkpoint": cpu_seconds,
-        "cpu_seconds_per_plain_checkpoint": _median(plain.write_cpu_seconds),
-        "write_slowdown": _median(compressed.write_seconds) / _median(plain.write_seconds),
-        "restore_slowdown": _median(compressed.restore_seconds) / _median(plain.restore_seconds),
-        "off_overhead": max(
-            0.0, _median(idle["compressed"].encode_seconds) / _median(idle["plain"].write_seconds)
-        ),
+        "adam_fp32_ratio": payload.size_bytes / compressed["stored_bytes"],
+        "encode_mb_s": payload.size_bytes / 1e6 / min(costs["compressed"]["encode"]),
+        "cpu_seconds_per_checkpoint": compressed["write CPU"],
+        "cpu_seconds_per_plain_checkpoint": plain["write CPU"],
+        "write_slowdown": compressed["write"] / plain["write"],
+        "restore_slowdown": compressed["restore"] / plain["restore"],
+        "off_overhead": max(0.0, median(idle["compressed"]["encode"]) / median(idle["plain"]["write"])),
     }
 
 
-_median = statistics.median
-
-
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--megabytes", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+def main(megabytes: int = 512, rounds: int = 5) -> dict[str, float]:
     torch.set_num_threads(1)
-    found = figures(options.megabytes << 20, options.rounds)
-    print(f"figures: {json.dumps({name: round(value, 4) for name, value in found.items()})}")
+    return figures(megabytes << 20, rounds)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

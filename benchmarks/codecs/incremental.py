@@ -13,26 +13,25 @@ is retired: plain, without links, and with `incremental="auto"`. Figures:
 
 from __future__ import annotations
 
-import argparse
-import json
+import collections
 import os
 import statistics
-import tempfile
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
 
 import holdfast
+from benchmarks.disk import space_bytes
+from benchmarks.harness import median_seconds, record_calls, run, scratch
 from holdfast.checkpoint import restore
 from holdfast.incremental.planner import IncrementalPlanner
 from holdfast.save import persister
 from holdfast.store import open_store
-from tests.support import object_servers
 
 CHECKPOINTS = 60
 ROWS, WIDTH = 400_000, 32
@@ -128,12 +127,10 @@ def layers(*, is_frozen: bool) -> Job:
     return begin
 
 
-def train(
-    job: Job, store: str | Path, incremental: Literal[False, "auto"], keep: int, checkpoints: int
-) -> Iterator[int]:
+def train(job: Job, store: str | Path, checkpoints: int, **options: Any) -> Iterator[int]:
     """Train with a checkpoint after each update but the first; yield the number of each that is durable."""
     objects, update = job()
-    options: dict[str, Any] = {"every": 10**9, "keep": keep, "incremental": incremental}
+    options = {"every": 10**9, "keep": checkpoints + 1} | options
     with holdfast.Session("job", store=store, **options, **objects) as session:
         session.resume()
         update(0)
@@ -148,17 +145,16 @@ def train(
             yield number
 
 
-def stored(job: Job, root: Path, incremental: Literal[False, "auto"], checkpoints: int) -> int:
+def stored(job: Job, root: Path, checkpoints: int, **options: Any) -> int:
     """Train; return the space that the store takes, with all checkpoints."""
-    for _ in train(job, root, incremental, checkpoints + 1, checkpoints):
-        pass
+    collections.deque(train(job, root, checkpoints, **options), 0)
     return space_bytes(root)
 
 
-def sent(
-    job: Job, folder: Path, incremental: Literal[False, "auto"], checkpoints: int
-) -> tuple[list[int], list[int]]:
+def sent(job: Job, folder: Path, checkpoints: int, **options: Any) -> tuple[list[int], list[int]]:
     """Train with a bucket as store; return the bytes sent and the requests for layered files, by checkpoint."""
+    from tests.support import object_servers
+
     requests, found = list[tuple[str, int]](), list[list[tuple[str, int]]]()
     server = object_servers.Moto(folder)
     with object_servers.running(server), object_servers.S3FaultProxy(server.address) as proxy:
@@ -170,7 +166,7 @@ def sent(
         proxy.rules.append(record)
         clean = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
         with mock.patch.dict("os.environ", clean | object_servers.variables(proxy.address), clear=True):
-            for _ in train(job, f"s3://{object_servers.BUCKET}/sent", incremental, checkpoints + 1, checkpoints):
+            for _ in train(job, f"s3://{object_servers.BUCKET}/sent", checkpoints, **options):
                 found.append([each for each in requests if not each[0].endswith(f"/{object_servers.BUCKET}/")])
                 requests.clear()
     sizes = [sum(size for _, size in each) for each in found]
@@ -178,42 +174,25 @@ def sent(
     return sizes, layered
 
 
-def space_bytes(root: Path) -> int:
-    """Return the space of all files below a directory; linked ones count once."""
-    found = (each.stat() for each in root.rglob("*") if each.is_file())
-    return sum({(each.st_dev, each.st_ino): each.st_blocks * 512 for each in found}.values())
-
-
-def load_seconds(root: Path) -> float:
+def load(root: Path) -> None:
+    """Load and verify the newest checkpoint."""
     store = open_store(root)
-    started = time.perf_counter()
     restore.load(store, "job", store.checkpoints("job")[-1])
-    return time.perf_counter() - started
 
 
 def look_share(root: Path, checkpoints: int) -> float:
     """Return the share of the writers' time in which a dense state is looked at."""
-    seconds = {"plan": 0.0, "write": 0.0}
-
-    def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **options: Any) -> Any:
-            started = time.perf_counter()
-            try:
-                return call(*args, **options)
-            finally:
-                seconds[name] += time.perf_counter() - started
-
-        return run
-
-    with (
-        mock.patch.object(IncrementalPlanner, "plan", timed("plan", IncrementalPlanner.plan)),
-        mock.patch.object(persister, "write_checkpoint", timed("write", persister.write_checkpoint)),
-    ):
-        stored(layers(is_frozen=False), root, "auto", checkpoints)
-    return seconds["plan"] / seconds["write"]
+    looking, writing = record_calls(IncrementalPlanner, "plan"), record_calls(persister, "write_checkpoint")
+    stored(layers(is_frozen=False), root, checkpoints, incremental="auto")
+    return sum(looking) / sum(writing)
 
 
-def figures(folder: str | None = None, checkpoints: int = CHECKPOINTS, rounds: int = 5) -> dict[str, float]:
+def main(checkpoints: int = CHECKPOINTS, rounds: int = 5, folder: Path | None = None) -> dict[str, float]:
+    """Measure each state.
+
+    Args:
+        folder: where the stores are; default: the temporary directory
+    """
     jobs = {
         "sparse_embedding": embedding(uniform),
         "zipf_embedding": embedding(zipf),
@@ -223,44 +202,26 @@ def figures(folder: str | None = None, checkpoints: int = CHECKPOINTS, rounds: i
     }
     found: dict[str, float] = {}
     for name, job in jobs.items():
-        with tempfile.TemporaryDirectory(dir=folder) as place:
-            plain, other = Path(place) / "plain", Path(place) / "incremental"
+        with scratch(folder) as place:
+            plain, other = place / "plain", place / "incremental"
             with mock.patch.dict("os.environ", {"HOLDFAST_DISABLE": "links"}):
-                plain_bytes = stored(job, plain, False, checkpoints)
-            other_bytes = stored(job, other, "auto", checkpoints)
-            found[f"stored_ratio_{name}"] = plain_bytes / other_bytes
-            times = [(load_seconds(other), load_seconds(plain)) for _ in range(rounds)]
-            found[f"restore_ratio_{name}"] = statistics.median(a for a, _ in times) / statistics.median(
-                b for _, b in times
-            )
-            print(
-                f"{name}: plain {plain_bytes / 1e6:,.0f} MB, incremental {other_bytes / 1e6:,.0f} MB", flush=True
-            )
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        found["dense_look_share"] = look_share(Path(place), checkpoints)
-    return found | bucket_figures(folder, checkpoints)
-
-
-def bucket_figures(folder: str | None, checkpoints: int) -> dict[str, float]:
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        plain, _ = sent(embedding(uniform), Path(place), False, 3)
-        sizes, layered = sent(embedding(uniform), Path(place), "auto", checkpoints)
-    plain_bytes = checkpoints * statistics.median(plain)
+                plain_bytes = stored(job, plain, checkpoints, incremental=False)
+            other_bytes = stored(job, other, checkpoints, incremental="auto")
+            seconds, plain_seconds = median_seconds(rounds, partial(load, other), partial(load, plain))
+        found |= {
+            f"stored_ratio_{name}": plain_bytes / other_bytes,
+            f"restore_ratio_{name}": seconds / plain_seconds,
+        }
+        print(f"{name}: plain {plain_bytes / 1e6:,.0f} MB, incremental {other_bytes / 1e6:,.0f} MB", flush=True)
+    with scratch(folder) as place:
+        sizes, _ = sent(embedding(uniform), place, 3, incremental=False)
+        plain_bytes = checkpoints * statistics.median(sizes)
+        sizes, layered = sent(embedding(uniform), place, checkpoints, incremental="auto")
     print(f"bucket: plain {plain_bytes / 1e6:,.0f} MB sent, incremental {sum(sizes) / 1e6:,.0f} MB", flush=True)
-    return {
-        "sent_ratio_sparse_embedding": plain_bytes / sum(sizes),
-        "requests_incremental": max(layered[1:]),
-    }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--checkpoints", type=int, default=CHECKPOINTS)
-    parser.add_argument("--folder", help="where the stores are; default: the temporary directory")
-    options = parser.parse_args()
-    found = figures(options.folder, options.checkpoints)
-    print(f"figures: {json.dumps({name: round(value, 4) for name, value in found.items()})}")
+    found |= {"sent_ratio_sparse_embedding": plain_bytes / sum(sizes), "requests_incremental": max(layered[1:])}
+    with scratch(folder) as place:  # last: it replaces functions
+        return found | {"dense_look_share": look_share(place, checkpoints)}
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

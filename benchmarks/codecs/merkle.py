@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .chunks import Digests, _mixed, digests
+from .chunks import CHUNK_BYTES, Digests, digests, mixed
 
 HEADER_BYTES, FIRST_BYTES, SHIFTED_BYTES = 48, 4, 8
 _FIXED, _FIRST, _SHIFTED, _DONE = range(4)
@@ -21,8 +21,8 @@ _FIXED, _FIRST, _SHIFTED, _DONE = range(4)
 class BaseTree:
     """Digests of all nodes of a base, and the same sorted."""
 
-    def __init__(self, data: Any, chunk_bytes: int) -> None:
-        leaves = digests(data, chunk_bytes)
+    def __init__(self, data: Any) -> None:
+        leaves = digests(data)
         self.leaves = len(leaves)
         self.nodes = np.zeros((max(1, 2 * self.leaves - 1), 2), np.uint64)
         if self.leaves:
@@ -32,9 +32,9 @@ class BaseTree:
         self.ordered = np.sort(self.nodes[:, 0])
 
 
-def stored_bytes(data: Any, base: BaseTree, chunk_bytes: int) -> tuple[int, int]:
+def stored_bytes(data: Any, base: BaseTree) -> tuple[int, int]:
     """Return the bytes of new chunks, and those of the metadata."""
-    leaves = digests(data, chunk_bytes)
+    leaves = digests(data)
     count = len(leaves)
     if not count:
         return 0, HEADER_BYTES
@@ -49,8 +49,8 @@ def stored_bytes(data: Any, base: BaseTree, chunk_bytes: int) -> tuple[int, int]
     if count == base.leaves:
         labels[count - 1 :][(leaves == base.nodes[count - 1 :]).all(axis=1)] = _FIXED
     new = np.flatnonzero(labels[count - 1 :] == _FIRST)
-    sizes = np.full(count, chunk_bytes)
-    sizes[-1] = len(memoryview(data).cast("B")) - (count - 1) * chunk_bytes
+    sizes = np.full(count, CHUNK_BYTES)
+    sizes[-1] = len(memoryview(data).cast("B")) - (count - 1) * CHUNK_BYTES
     roots = {_FIRST: 0, _SHIFTED: 0}
     known = [base.ordered, np.sort(leaves[new, 0])]
     for nodes in _levels(count):
@@ -79,7 +79,7 @@ def _levels(leaves: int) -> list[Any]:
 
 
 def _parents(tree: Digests, nodes: Any) -> Digests:
-    return _mixed(np.concatenate([tree[2 * nodes + 1], tree[2 * nodes + 2]], axis=1), 0)
+    return mixed(np.concatenate([tree[2 * nodes + 1], tree[2 * nodes + 2]], axis=1), 0)
 
 
 def _contains(ordered: Any, wanted: Digests) -> Any:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from . import chunks, differences, merkle
 from .training import Snapshot
 
 BLOCK_BYTES = 16 << 20
-CHUNK_BYTES = 128
 LIMITED = 0.7
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -36,7 +35,7 @@ class Block:
     @functools.cached_property
     def base_tree(self) -> merkle.BaseTree:
         """Kept from the base, like the digests of its chunks."""
-        return merkle.BaseTree(self.base, CHUNK_BYTES)
+        return merkle.BaseTree(self.base)
 
 
 @dataclass(slots=True)
@@ -59,40 +58,34 @@ def blocks(state: Snapshot, base: Snapshot) -> list[Block]:
     found = []
     for name, tensor in state.items():
         data, earlier = _bytes(tensor), _bytes(base[name])
-        equal = np.array_equal(data, earlier)
+        equal, width = np.array_equal(data, earlier), tensor.element_size()
         for start in range(0, len(data), BLOCK_BYTES):
-            part = slice(start, start + BLOCK_BYTES)
-            width = tensor.element_size()
-            found.append(
-                Block(name, data[part], earlier[part], width, chunks.digests(earlier[part], CHUNK_BYTES), equal)
-            )
+            part, old = (each[start : start + BLOCK_BYTES] for each in (data, earlier))
+            found.append(Block(name, part, old, width, chunks.digests(old), equal))
     return found
 
 
 def methods() -> list[Method]:
     return [
         Method("plain", lambda block: _raw(block.data.copy()), lambda encoded, _: encoded.content.copy()),
+        Method("whole tensors", _reuse, lambda encoded, _: encoded.content if encoded.content is not None else 0),
         Method(
-            "whole tensors", _reuse, lambda encoded, block: encoded.content if encoded.content is not None else 0
+            "zstd -3",
+            lambda block: _kept(planes.zstd.compress(block.data, 3), block, 0),
+            lambda encoded, _: planes.zstd.decompress(encoded.content),
         ),
-        Method("zstd -3", _zstd, lambda encoded, block: planes.zstd.decompress(encoded.content)),
-        Method("zipnn", _zipnn, _from_zipnn),
-        Method("zipnn, XOR", _zipnn_delta, _from_zipnn_delta),
-        Method("planes", _planes, _from_planes),
-        Method("XOR + planes", _xor, _from_xor),
-        Method("difference + planes", _difference, _from_difference),
-        Method("chosen", _chosen, _from_difference),
+        *([_zipnn("zipnn"), _zipnn("zipnn, XOR", is_delta=True)] if has_zipnn() else []),
+        Method("planes", lambda block: _kept(planes.encode(block.data, block.width), block), _into(_from_planes)),
+        Method("XOR + planes", _xor, _into(_from_xor)),
+        Method("difference + planes", _difference, _into(differences.decode)),
+        Method("chosen", _chosen, _into(differences.decode)),
         Method("Merkle tree", _merkle),
-        Method("chunk digests", _chunks, _from_chunks),
+        Method("chunk digests", _chunks, _into(chunks.decode)),
     ]
 
 
 def has_zipnn() -> bool:
-    try:
-        version("zipnn")
-    except PackageNotFoundError:
-        return False
-    return True
+    return importlib.util.find_spec("zipnn") is not None
 
 
 def _bytes(tensor: torch.Tensor) -> Bytes:
@@ -104,111 +97,81 @@ def _raw(data: Bytes) -> Encoded:
     return Encoded(data, len(data))
 
 
-def _kept_if(content: bytes | None, block: Block, metadata_bytes: int) -> Encoded:
+def _kept(content: bytes | None, block: Block, metadata_bytes: int | None = None) -> Encoded:
     """Return an encoded block, or the raw one where encoding did not pay."""
     if content is None:
         return Encoded(None, len(block.data))
+    if metadata_bytes is None:
+        metadata_bytes = planes.header_bytes(block.width, len(block.data))
     return Encoded(content, len(content), metadata_bytes)
+
+
+def _into(decode: Callable[[bytes, Bytes, Bytes], object]) -> Callable[[Encoded, Block], Bytes]:
+    """Decode into new memory, with the base."""
+
+    def decoded(encoded: Encoded, block: Block) -> Bytes:
+        if encoded.content is None:
+            return block.data.copy()
+        out = np.empty_like(block.data)
+        decode(encoded.content, out, block.base)
+        return out
+
+    return decoded
 
 
 def _reuse(block: Block) -> Encoded:
     return Encoded(None, 0) if block.whole_tensor_is_equal else _raw(block.data)
 
 
-def _zstd(block: Block) -> Encoded:
-    content = planes.zstd.compress(block.data, 3)
-    return Encoded(content, len(content))
+def _from_planes(content: bytes, out: Bytes, base: Bytes) -> None:
+    planes.decode(content, out)
 
 
-def _planes(block: Block) -> Encoded:
-    return _kept_if(planes.encode(block.data, block.width), block, _header_bytes(block))
+def _xor(block: Block) -> Encoded:
+    return _kept(planes.encode(np.bitwise_xor(block.data, block.base), block.width), block)
+
+
+def _from_xor(content: bytes, out: Bytes, base: Bytes) -> None:
+    planes.decode(content, out)
+    np.bitwise_xor(out, base, out=out)
 
 
 def _difference(block: Block) -> Encoded:
-    return _kept_if(differences.encode(block.data, block.width, block.base), block, _header_bytes(block))
+    return _kept(differences.encode(block.data, block.width, block.base), block)
 
 
 def _chosen(block: Block) -> Encoded:
     """Whole tensors are reused, and a base is used only where a restore then reads at most 1.3 times the bytes."""
     if block.whole_tensor_is_equal:
         return Encoded(None, 0)
-    content = differences.encode(block.data, block.width, block.base, LIMITED)
-    return _kept_if(content, block, _header_bytes(block))
-
-
-def _xor(block: Block) -> Encoded:
-    content = planes.encode(np.bitwise_xor(block.data, block.base), block.width)
-    return _kept_if(content, block, _header_bytes(block))
-
-
-def _header_bytes(block: Block) -> int:
-    return planes.header_bytes(block.width, len(block.data))
-
-
-def _from_planes(encoded: Encoded, block: Block) -> Bytes:
-    if encoded.content is None:
-        return block.data.copy()
-    out = np.empty_like(block.data)
-    planes.decode(encoded.content, out)
-    return out
-
-
-def _from_difference(encoded: Encoded, block: Block) -> Bytes:
-    if encoded.content is None:
-        return block.data.copy()
-    out = np.empty_like(block.data)
-    differences.decode(encoded.content, out, block.base)
-    return out
-
-
-def _from_xor(encoded: Encoded, block: Block) -> Bytes:
-    if encoded.content is None:
-        return block.data.copy()
-    out = np.empty_like(block.data)
-    planes.decode(encoded.content, out)
-    return np.bitwise_xor(out, block.base, out=out)
+    return _kept(differences.encode(block.data, block.width, block.base, LIMITED), block)
 
 
 def _chunks(block: Block) -> Encoded:
-    content = chunks.encode(block.data, block.base_digests, len(block.base), CHUNK_BYTES)
-    return _kept_if(content, block, chunks.metadata_bytes(content) if content is not None else 0)
-
-
-def _from_chunks(encoded: Encoded, block: Block) -> Bytes:
-    if encoded.content is None:
-        return block.data.copy()
-    out = np.empty_like(block.data)
-    chunks.decode(encoded.content, out, block.base)
-    return out
+    content = chunks.encode(block.data, block.base_digests, len(block.base))
+    return _kept(content, block, chunks.metadata_bytes(content) if content is not None else 0)
 
 
 def _merkle(block: Block) -> Encoded:
-    new, metadata = merkle.stored_bytes(block.data, block.base_tree, CHUNK_BYTES)
+    new, metadata = merkle.stored_bytes(block.data, block.base_tree)
     return Encoded(None, min(new + metadata, len(block.data)), metadata)
 
 
-def _zip(block: Block, **options: Any) -> Any:
+def _zipnn(name: str, *, is_delta: bool = False) -> Method:
     from zipnn import ZipNN
 
-    kind = {1: "uint8", 2: "bfloat16", 4: "float32"}.get(block.width, "float32")
-    return ZipNN(input_format="byte", bytearray_dtype=kind, threads=1, **options)
+    def zipper(block: Block) -> Any:
+        kind = {1: "uint8", 2: "bfloat16", 4: "float32"}.get(block.width, "float32")
+        delta = {"delta_compressed_type": "byte"} if is_delta else {}
+        return ZipNN(input_format="byte", bytearray_dtype=kind, threads=1, **delta)
 
+    def second(block: Block) -> dict[str, Any]:
+        return {"delta_second_data": bytearray(block.base)} if is_delta else {}
 
-def _zipnn(block: Block) -> Encoded:
-    content = _zip(block).compress(bytearray(block.data))  # it overwrites its input
-    return Encoded(content, len(content))
-
-
-def _from_zipnn(encoded: Encoded, block: Block) -> Any:
-    return _zip(block).decompress(encoded.content)
-
-
-def _zipnn_delta(block: Block) -> Encoded:
-    zipper = _zip(block, delta_compressed_type="byte")
-    content = zipper.compress(bytearray(block.data), delta_second_data=bytearray(block.base))
-    return Encoded(content, len(content))
-
-
-def _from_zipnn_delta(encoded: Encoded, block: Block) -> Any:
-    zipper = _zip(block, delta_compressed_type="byte")
-    return zipper.decompress(encoded.content, delta_second_data=bytearray(block.base))
+    return Method(
+        name,
+        lambda block: _kept(
+            zipper(block).compress(bytearray(block.data), **second(block)), block, 0
+        ),  # overwritten
+        lambda encoded, block: zipper(block).decompress(encoded.content, **second(block)),
+    )

@@ -6,17 +6,15 @@ import itertools
 import mmap
 import os
 import random
-import statistics
-import tempfile
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.disk import opened
+from benchmarks.harness import cost_of, median_seconds, scratch
 from holdfast.codecs import planes
 from holdfast.format import manifest as fmt
 from holdfast.system.host_memory import fresh_memory
@@ -29,8 +27,7 @@ THREADS = 4
 SMALLEST_FILE_BYTES = 256_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreCost:
+class RestoreCost(NamedTuple):
     """Of reading, decoding and verifying a checkpoint."""
 
     plain_mb_s: float
@@ -50,45 +47,34 @@ def restore_cost(state: list[Block], least_gain_of_base: float, rounds: int) -> 
     parts = [_Part(block, least_gain_of_base) for block in _by_kind(state)] * 1000
     sizes = itertools.accumulate(len(part.block.data) for part in parts)
     parts = parts[: 1 + sum(size < SMALLEST_FILE_BYTES for size in sizes)]
-    with tempfile.TemporaryDirectory(dir=DIRECTORY) as place:
-        plain, other, base = (Path(place) / name for name in ("plain", "encoded", "base"))
-        places = [
-            _write(plain, [part.block.data for part in parts]),
-            _write(other, [part.encoded for part in parts]),
-            _write(base, [part.block.base for part in parts]),
-        ]
+    with scratch(DIRECTORY) as place, ThreadPoolExecutor(THREADS) as pool:
+        plain, other, base = (place / name for name in ("plain", "encoded", "base"))
+        places = zip(
+            _write(plain, [part.block.data for part in parts]), _write(other, [part.encoded for part in parts]),
+            _write(base, [part.block.base for part in parts]), parts, strict=True,
+        )  # fmt: skip
 
-        def read_plain(index: int) -> None:
-            part = parts[index]
-            assert fmt.digest(_read(plain, places[0][index], len(part.block.data))) == part.digest
+        def read_plain(at: tuple[int, int, int, _Part]) -> None:
+            assert fmt.digest(_read(plain, at[0], len(at[3].block.data))) == at[3].digest
 
-        def read_encoded(index: int) -> None:
-            part, earlier = parts[index], None
-            stored = _read(other, places[1][index], len(part.encoded), _scratch("stored"))
+        def read_encoded(at: tuple[int, int, int, _Part]) -> None:
+            part, earlier = at[3], None
+            stored = _read(other, at[1], len(part.encoded), _scratch("stored"))
             fmt.digest(stored)
             if differences.needs_base(stored):
-                earlier = _read(base, places[2][index], len(part.block.base), _scratch("base"))
+                earlier = _read(base, at[2], len(part.block.base), _scratch("base"))
                 fmt.digest(earlier)
             out = memoryview(fresh_memory(len(part.block.data)))
             differences.decode(stored, out, earlier)
             assert fmt.digest(out) == part.digest
 
-        took: tuple[list[float], list[float]] = ([], [])
-        cpu: tuple[list[float], list[float]] = ([], [])
-        with ThreadPoolExecutor(THREADS) as pool:
-            for _ in range(2 * rounds):
-                for which, read in enumerate((read_plain, read_encoded)):
-                    started, used = time.perf_counter(), time.process_time()
-                    list(pool.map(read, range(len(parts))))
-                    took[which].append(time.perf_counter() - started)
-                    cpu[which].append(time.process_time() - used)
+        blocks, costs = list(places), dict[Any, list[tuple[float, float]]]()
+        for read in (read_plain, read_encoded) * (2 * rounds):
+            *cost, _ = cost_of(lambda: list(pool.map(read, blocks)))  # noqa: B023
+            costs.setdefault(read, []).append(tuple(cost))
+    (took, cpu), (other_took, other_cpu) = (map(min, zip(*each, strict=True)) for each in costs.values())
     gigabytes = sum(len(part.block.data) for part in parts) / 1e9
-    return RestoreCost(
-        1e3 * gigabytes / min(took[0]),
-        min(took[1]) / min(took[0]),
-        min(cpu[0]) / gigabytes,
-        min(cpu[1]) / gigabytes,
-    )
+    return RestoreCost(1e3 * gigabytes / took, other_took / took, cpu / gigabytes, other_cpu / gigabytes)
 
 
 class _Part:
@@ -118,43 +104,35 @@ _NO_DIGESTS = np.empty((0, 2), np.uint64)
 def off_overhead(rounds: int) -> float:
     """Return the share by which a sample that finds nothing lengthens hashing and writing a block to the disk."""
     data = np.frombuffer(random.Random(1).randbytes(BLOCK_BYTES), np.uint8)
-    sampling, writing = [], []
-    with tempfile.TemporaryDirectory(dir=DIRECTORY) as place:
-        for _ in range(10 * rounds):
-            started = time.perf_counter()
-            assert planes.encode(data, 4) is None
-            sampled = time.perf_counter()
-            fmt.digest(data)
-            _write(Path(place) / "block", [data])
-            sampling.append(sampled - started)
-            writing.append(time.perf_counter() - sampled)
-    return statistics.median(sampling) / statistics.median(writing)
+
+    def sample() -> None:
+        assert planes.encode(data, 4) is None
+
+    with scratch(DIRECTORY) as place:
+        sampling, writing = median_seconds(
+            10 * rounds, sample, lambda: (fmt.digest(data), _write(place / "block", [data]))
+        )
+    return sampling / writing
 
 
 def _write(file: Path, contents: list[Any]) -> list[int]:
     """Write contents, each from a multiple of 4096 bytes on, and return where."""
     places, place = [], 0
-    handle = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_DIRECT)
-    try:
+    with opened(file, os.O_CREAT | os.O_WRONLY | os.O_DIRECT) as fd:
         for content in contents:
             memory = mmap.mmap(-1, _stride(len(content)))
             memory[: len(content)] = bytes(content)
-            os.pwrite(handle, memory, place)
+            os.pwrite(fd, memory, place)
             places.append(place)
             place += len(memory)
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        os.fsync(fd)
     return places
 
 
 def _read(file: Path, place: int, size: int, memory: mmap.mmap | None = None) -> memoryview:
     memory = memory or fresh_memory(_stride(size))
-    handle = os.open(file, os.O_RDONLY | os.O_DIRECT)
-    try:
-        assert os.preadv(handle, [memoryview(memory)[: _stride(size)]], place) >= size
-    finally:
-        os.close(handle)
+    with opened(file, os.O_RDONLY | os.O_DIRECT) as fd:
+        assert os.preadv(fd, [memoryview(memory)[: _stride(size)]], place) >= size
     return memoryview(memory)[:size]
 
 

@@ -56,9 +56,7 @@ def gpt_fp32() -> Job:
     """A GPT with AdamW, everything fp32."""
     model, batch = _gpt(192, 3), _batches(4, TOKENS)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    while True:
-        _iterate(model, optimizer, batch)
-        yield _parameters(model) | _moments(model, optimizer)
+    yield from _trained(model, optimizer, batch)
 
 
 def gpt_bf16(lr: float = 1e-3, start: Snapshot | None = None) -> Job:
@@ -108,9 +106,7 @@ def lora() -> Job:
         block.qkv = _Lora(block.qkv)  # type: ignore[assignment, arg-type]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-3, fused=True)
-    while True:
-        _iterate(model, optimizer, batch)
-        yield _parameters(model) | _moments(model, optimizer)
+    yield from _trained(model, optimizer, batch)
 
 
 def embeddings(sparse: bool) -> Job:
@@ -118,11 +114,8 @@ def embeddings(sparse: bool) -> Job:
     torch.manual_seed(SEED)
     rows, width, bags, bag = 100_000, 32, 16, 20
     table = nn.EmbeddingBag(rows, width, mode="mean", sparse=sparse)
-    optimizer: torch.optim.Optimizer
-    if sparse:
-        optimizer = torch.optim.SparseAdam(table.parameters(), lr=1e-2)
-    else:
-        optimizer = torch.optim.AdamW(table.parameters(), lr=1e-2, fused=True)
+    adam = torch.optim.SparseAdam if sparse else functools.partial(torch.optim.AdamW, fused=True)
+    optimizer = adam(table.parameters(), lr=1e-2)
     places, taste = torch.randperm(rows), torch.randn(width)
     while True:
         items = places[(rows ** torch.rand(bags, bag)).long() % rows]  # frequent as 1 / rank: Zipf's law
@@ -131,7 +124,7 @@ def embeddings(sparse: bool) -> Job:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        yield _parameters(table) | _moments(table, optimizer)
+        yield _state(table, optimizer)
 
 
 def _gpt(width: int, layers: int) -> Gpt:
@@ -167,20 +160,15 @@ def _loss(model: nn.Module, text: Tensor) -> Tensor:
     return F.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
 
 
-def _iterate(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Callable[[], Tensor]) -> None:
-    optimizer.zero_grad()
-    _loss(model, batch()).backward()
-    optimizer.step()
+def _trained(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Callable[[], Tensor]) -> Job:
+    while True:
+        optimizer.zero_grad()
+        _loss(model, batch()).backward()
+        optimizer.step()
+        yield _state(model, optimizer)
 
 
-def _parameters(model: nn.Module) -> Snapshot:
-    return {f"weight.{name}": parameter for name, parameter in model.named_parameters()}
-
-
-def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> Snapshot:
-    return {
-        f"{key}.{name}": optimizer.state[parameter][key]
-        for name, parameter in model.named_parameters()
-        if parameter in optimizer.state
-        for key in MOMENTS
-    }
+def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Snapshot:
+    trained = [(name, each) for name, each in model.named_parameters() if each in optimizer.state]
+    moments = {f"{key}.{name}": optimizer.state[each][key] for name, each in trained for key in MOMENTS}
+    return {f"weight.{name}": parameter for name, parameter in model.named_parameters()} | moments
