@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from benchmarks.harness import ROOT, end_group
+
 ANSWER_SECONDS = 240.0
 LEAVE_SECONDS = 15.0
 
@@ -58,9 +58,7 @@ class WorkerProcess:
         self._channel.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(LEAVE_SECONDS)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self._process.wait()
+        end_group(self._process, at_once=True)
 
     def _last_words(self) -> str:
         lines = self._log.read_text(errors="replace").split("\n")

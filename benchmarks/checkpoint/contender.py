@@ -10,6 +10,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.disk import opened
+
 if TYPE_CHECKING:
     from .training import BenchmarkTraining
 
@@ -37,6 +39,7 @@ class Contender:
         self.training, self.folder = training, folder
         self.newest = folder
         """Path of the newest checkpoint."""
+        self.written = CompletionTime()
 
     def prepare(self) -> None:
         """Start threads and processes, and allocate memory."""
@@ -52,11 +55,11 @@ class Contender:
 
     def durable(self) -> bool:
         """Return whether all checkpoints are durable or have failed."""
-        return True
+        return self.written.seen
 
     def finish(self) -> float:
         """Wait until all is durable; return the `time.perf_counter()` of the last one."""
-        return time.perf_counter()
+        return self.written.wait()
 
     def before_restore(self, fresh: BenchmarkTraining) -> None:
         """Prepare `restore`, unmeasured."""
@@ -84,26 +87,15 @@ class Contender:
 class NoCheckpoints(Contender):
     """No checkpoints: its apparent cost is the noise of the other figures."""
 
+    def save(self, step: int) -> None:
+        self.written.now()
+
 
 def fsync_tree(path: Path) -> None:
     """fsync a file or a directory with its contents, and the parent directory."""
-    _fsync_below(path)
-    _fsync(path.parent)
-
-
-def _fsync_below(path: Path) -> None:
-    if path.is_dir():
-        for each in path.iterdir():
-            _fsync_below(each)
-    _fsync(path)
-
-
-def _fsync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    for each in [*path.rglob("*"), path, path.parent]:
+        with opened(each, os.O_RDONLY) as fd:
+            os.fsync(fd)
 
 
 class CompletionTime:
@@ -113,6 +105,9 @@ class CompletionTime:
         self._future: Future[Any] | None = None
         self._at = time.perf_counter()
         self._seen = threading.Event()
+
+    def now(self) -> None:
+        self._at = time.perf_counter()
 
     def of(self, future: Future[Any]) -> None:
         self._future, self._seen = future, threading.Event()
@@ -130,5 +125,5 @@ class CompletionTime:
         return self._future is None or self._seen.is_set()
 
     def _done(self, _: object) -> None:
-        self._at = time.perf_counter()
+        self.now()
         self._seen.set()

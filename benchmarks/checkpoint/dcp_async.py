@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from concurrent.futures import Future
 from typing import Any
 
@@ -12,6 +11,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
+
+from benchmarks.harness import meeting_place
 
 from .contender import CompletionTime, Contender
 from .in_loop import load_with_dcp
@@ -30,18 +31,14 @@ class DcpAsync(Contender):
     def __init__(self, *arguments: Any, process: bool, staging: str = "fresh") -> None:
         super().__init__(*arguments)
         self._kind = AsyncCheckpointerType.PROCESS if process else AsyncCheckpointerType.THREAD
-        self._written, self._staged = CompletionTime(), CompletionTime()
-        self._stager = None
+        self._staged, self._stager = CompletionTime(), None
         if staging != "fresh":
             cuda = self.training.scale.device == "cuda"
-            self._stager = DefaultStager(
-                StagingOptions(
-                    use_pinned_memory=cuda,
-                    use_shared_memory=process,
-                    use_async_staging=staging == "overlapped",
-                    use_non_blocking_copy=cuda,
-                )
-            )
+            options = StagingOptions(
+                use_pinned_memory=cuda, use_shared_memory=process, use_async_staging=staging == "overlapped",
+                use_non_blocking_copy=cuda,
+            )  # fmt: skip
+            self._stager = DefaultStager(options)
         if process:
             join_group_of_one()
 
@@ -50,7 +47,7 @@ class DcpAsync(Contender):
         self.finish()
 
     def save(self, step: int) -> None:
-        self._written.wait()
+        self.written.wait()
         saving = dcp.async_save(
             self.training.state(),
             async_checkpointer_type=self._kind,
@@ -61,7 +58,7 @@ class DcpAsync(Contender):
             self._staged.of(saving.staging_completion)
             saving = saving.upload_completion
         assert isinstance(saving, Future)
-        self._written.of(saving)
+        self.written.of(saving)
 
     def _tuned(self, step: int) -> dict[str, Any]:
         return {
@@ -72,12 +69,6 @@ class DcpAsync(Contender):
 
     def before_step(self) -> None:
         self._staged.wait()
-
-    def durable(self) -> bool:
-        return self._written.seen
-
-    def finish(self) -> float:
-        return self._written.wait()
 
     def restore(self, fresh: BenchmarkTraining) -> None:
         load_with_dcp(self, fresh)
@@ -90,8 +81,5 @@ class DcpAsync(Contender):
 
 
 def join_group_of_one() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=0, world_size=1)
+    os.environ |= meeting_place(0)
+    dist.init_process_group("gloo")

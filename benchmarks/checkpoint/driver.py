@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from . import machine
+import psutil
+
+from benchmarks.harness import cpu_seconds, peak_memory
+
 from .calling import ContenderExcluded, WorkerProcess
-from .processes import PeakMemory, cpu_seconds
 from .registry import CONTENDERS, OURS, ContenderEntry, by_name
 from .results import BenchmarkOptions, Results
 
@@ -57,9 +56,8 @@ class CheckpointBenchmark:
                 self._leave_out(entry.name, ContenderExcluded("not enough memory"))
             return []
         if no_room:
-            self.say(
-                f"no memory for all at once: {', '.join(e.name for e in no_room)} have their rounds afterwards"
-            )
+            names = ", ".join(entry.name for entry in no_room)
+            self.say(f"no memory for all at once: {names} have their rounds afterwards")
         share = (len(entries) - len(no_room)) / len(entries)
         self._rounds(until=time.monotonic() + share * (self.plan.until - time.monotonic()))
         self._end_workers()
@@ -68,9 +66,8 @@ class CheckpointBenchmark:
     def _start(self, entries: list[ContenderEntry]) -> list[ContenderEntry]:
         """Start contenders, unmeasured; return those that do not fit into memory."""
         with ThreadPoolExecutor(self.plan.starts) as pool:
-            no_room = [
-                entry for entry, room in zip(entries, pool.map(self._start_one, entries), strict=True) if not room
-            ]
+            rooms = pool.map(self._start_one, entries)
+            no_room = [entry for entry, room in zip(entries, rooms, strict=True) if not room]
         self._order = [entry.name for entry in entries if entry.name in self._workers]
         if self._order:
             folder = self.plan.folder / "limits"
@@ -89,7 +86,7 @@ class CheckpointBenchmark:
     def _start_one(self, entry: ContenderEntry) -> bool:
         """Return False if there is no memory for it."""
         name, results, scale = entry.name, self.results, self.plan.scale
-        if machine.available_bytes() < STATES_IN_MEMORY[scale.device] * scale.state_bytes + 10**9:
+        if psutil.virtual_memory().available < STATES_IN_MEMORY[scale.device] * scale.state_bytes + 10**9:
             return False
         try:
             worker = self._worker(name, "contender")
@@ -99,10 +96,10 @@ class CheckpointBenchmark:
                 self._workers.pop(name).end()
                 return False
             results.state_bytes = state_bytes
-            with PeakMemory(worker.pid) as alone:
+            with peak_memory(worker.pid) as alone:
                 worker.call("iterate", 2)
             results.notes[name] = worker.call("prepare")
-            with PeakMemory(worker.pid) as together:
+            with peak_memory(worker.pid) as together:
                 max_in_flight = worker.call("one", 2)
         except ContenderExcluded as reason:
             self._leave_out(name, reason)
@@ -193,17 +190,6 @@ class CheckpointBenchmark:
         with ThreadPoolExecutor(max(1, len(self._workers))) as pool:
             list(pool.map(WorkerProcess.end, self._workers.values()))
         self._workers.clear()
-
-
-@contextlib.contextmanager
-def removed_at_exit(folder: Path) -> Iterator[None]:
-    """Delete the folder at the end, also after an error."""
-    import shutil
-
-    try:
-        yield
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _file_name(name: str) -> str:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from .contender import Contender
@@ -23,49 +22,40 @@ class ForkedSave(Contender):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._written = threading.Event()
-        self._written.set()
-        self._durable_at = time.perf_counter()
-        self._status = 0
+        self._waiter = ThreadPoolExecutor(1)
 
     def save(self, step: int) -> None:
-        self._written.wait()
+        self.finish()
         spans = [(tensor.data_ptr(), tensor.nbytes) for _, tensor in self.training.tensors()]
         path = os.fsencode(self.place(step))
         child = os.fork()
         if not child:  # no torch, no locks: the other threads do not exist here
             _write_and_exit(path, spans)
-        self._written.clear()
-        threading.Thread(target=self._wait, args=(child,), daemon=True).start()
-
-    def durable(self) -> bool:
-        return self._written.is_set()
-
-    def finish(self) -> float:
-        self._written.wait()
-        if self._status:
-            raise RuntimeError(f"the child ended with status {self._status}")
-        return self._durable_at
+        self.written.of(self._waiter.submit(_wait, child))
 
     def restore(self, fresh: BenchmarkTraining) -> None:
         with self.newest.open("rb", buffering=0) as file:
             for _, tensor in fresh.tensors():
-                view = memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+                view = _view(tensor.data_ptr(), tensor.nbytes)
                 while view:
                     view = view[file.readinto(view) or len(view) :]
 
-    def _wait(self, child: int) -> None:
-        self._status = os.waitpid(child, 0)[1]
-        self._durable_at = time.perf_counter()
-        self._written.set()
+
+def _wait(child: int) -> None:
+    if status := os.waitpid(child, 0)[1]:
+        raise RuntimeError(f"the child ended with status {status}")
+
+
+def _view(address: int, size_bytes: int) -> memoryview:
+    return memoryview((ctypes.c_char * size_bytes).from_address(address)).cast("B")
 
 
 def _write_and_exit(path: bytes, spans: list[tuple[int, int]]) -> None:
     status = 1
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-        for address, size_bytes in spans:
-            view = memoryview((ctypes.c_char * size_bytes).from_address(address)).cast("B")
+        for span in spans:
+            view = _view(*span)
             while view:
                 view = view[os.write(fd, view) :]
         os.fsync(fd)

@@ -7,13 +7,12 @@ what one session cost as JSON. Memory is the proportional share (PSS) of the pro
 from __future__ import annotations
 
 import contextlib
-import json
+import os
 import statistics
-import subprocess
-import sys
-import threading
 import time
 from pathlib import Path
+
+from benchmarks.harness import cost_of, memory_bytes, output_of, peak_memory, run, seconds_of
 
 CHECKPOINTS = 4
 WARM_UP = 1
@@ -22,15 +21,15 @@ IDLE_ITERATIONS = 50
 ROW_BYTES = 4096
 MODES = ("copy", "fork")
 SAMPLE_SECONDS = 0.1
+PSS = ("Pss:",)
 
 
-def report(state_gb: float, folder: Path) -> None:
-    """Measure both modes, and print a table and the figures."""
+def report(state_gb: float, folder: Path) -> dict[str, float]:
+    """Measure both modes, print a table, and return the figures."""
     found = {}
     for mode in MODES:
-        command = [sys.executable, "-m", "benchmarks.checkpoint.host_state", mode, str(state_gb)]
-        output = subprocess.run([*command, str(folder / mode)], check=True, capture_output=True, text=True)
-        found[mode] = each = json.loads(output.stdout.splitlines()[-1])
+        module, place = "benchmarks.checkpoint.host_state", folder / mode
+        found[mode] = each = output_of(module, mode, state_gb, place)
         print(
             f"{mode}: blocked {each['blocked_seconds'] * 1e3:,.0f} ms a checkpoint, memory "
             f"{each['memory_factor']:.2f} x the array, durable in {each['durable_seconds']:.1f} s; an iteration "
@@ -38,24 +37,21 @@ def report(state_gb: float, folder: Path) -> None:
             flush=True,
         )
     copy, fork = found["copy"], found["fork"]
-    figures = {
+    return {
         "state_gb": state_gb,
-        "fork_memory_factor": round(fork["memory_factor"], 3),
-        "copy_memory_factor": round(copy["memory_factor"], 3),
-        "blocked_ratio": round(fork["blocked_seconds"] / copy["blocked_seconds"], 3),
+        "fork_memory_factor": fork["memory_factor"],
+        "copy_memory_factor": copy["memory_factor"],
+        "blocked_ratio": fork["blocked_seconds"] / copy["blocked_seconds"],
     }
-    print(f"figures: {json.dumps(figures)}")
 
 
-def measure(mode: str, state_gb: float, folder: str) -> dict[str, float]:
+def measure(mode: str, state_gb: float, folder: Path) -> dict[str, float]:
     """Train in this process; return medians of what checkpoints cost."""
     import numpy as np
-    import psutil
     import torch
 
     import holdfast
 
-    process = psutil.Process()
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.AdamW(model.parameters())
     state = holdfast.Variables(buffer=None)
@@ -69,9 +65,7 @@ def measure(mode: str, state_gb: float, folder: str) -> dict[str, float]:
         if state.buffer is not None:
             state.buffer[row % len(state.buffer)] = row
             row += 1
-        started = time.perf_counter()
-        session.step()
-        return time.perf_counter() - started
+        return seconds_of(session.step)
 
     blocked, durable, writing = list[float](), list[float](), list[float]()
     session = holdfast.Session(
@@ -83,40 +77,28 @@ def measure(mode: str, state_gb: float, folder: str) -> dict[str, float]:
         session.checkpoint()
         iterate()
         session.wait()
-        before = process.memory_full_info().pss
+        before = memory_bytes(os.getpid(), PSS)
         state.buffer = np.full((max(1, round(state_gb * 1e9 / ROW_BYTES)), ROW_BYTES // 8), 1.5)
-        idle, idle_step = _timed(iterate, IDLE_ITERATIONS)
-        with _peak_memory(process) as peak:
+        whole, idle_step = zip(*(cost_of(iterate)[::2] for _ in range(IDLE_ITERATIONS)), strict=True)
+        with peak_memory(os.getpid(), PSS, SAMPLE_SECONDS) as peak:
             for number in range(WARM_UP + CHECKPOINTS):
                 session.checkpoint()
                 seconds, began = iterate(), time.perf_counter()
                 slow = []
                 while not (outcomes := _ended(session)):
-                    started = time.perf_counter()
-                    iterate()
-                    slow.append(time.perf_counter() - started)
+                    slow.append(seconds_of(iterate))
                 assert all(outcome.is_durable for outcome in outcomes), outcomes
                 if number >= WARM_UP:
-                    blocked.append(seconds - idle_step)
+                    blocked.append(seconds - statistics.median(idle_step))
                     durable.append(time.perf_counter() - began)
                     writing += slow
     return {
         "blocked_seconds": statistics.median(blocked),
-        "memory_factor": (peak[0] - before) / state.buffer.nbytes,
-        "iteration_seconds": idle,
+        "memory_factor": (peak.bytes - before) / state.buffer.nbytes,
+        "iteration_seconds": statistics.median(whole),
         "writing_seconds": statistics.median(writing),
         "durable_seconds": statistics.median(durable),
     }
-
-
-def _timed(iterate, count):
-    """Return the medians of an iteration, and of its step of the session."""
-    wholes, steps = [], []
-    for _ in range(count):
-        started = time.perf_counter()
-        steps.append(iterate())
-        wholes.append(time.perf_counter() - started)
-    return statistics.median(wholes), statistics.median(steps)
 
 
 def _ended(session):
@@ -125,29 +107,5 @@ def _ended(session):
     return []
 
 
-@contextlib.contextmanager
-def _peak_memory(process):
-    """Sample the memory of a process and its children; yield a list whose item is the peak in bytes."""
-    peak, ended = [0], threading.Event()
-
-    def watch():
-        import psutil
-
-        while not ended.wait(SAMPLE_SECONDS):
-            total = 0
-            for each in (process, *process.children()):
-                with contextlib.suppress(psutil.Error):  # it has just ended
-                    total += each.memory_full_info().pss
-            peak[0] = max(peak[0], total)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield peak
-    finally:
-        ended.set()
-        thread.join()
-
-
 if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1], float(sys.argv[2]), sys.argv[3])))
+    run(measure, is_helper=True)

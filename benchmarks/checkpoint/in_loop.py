@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -14,20 +12,13 @@ from .training import BenchmarkTraining
 
 
 class BlockingContender(Contender):
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._durable_at = time.perf_counter()
-
     def save(self, step: int) -> None:
         self.write(step)
         fsync_tree(self.newest)
-        self._durable_at = time.perf_counter()
+        self.written.now()
 
     def write(self, step: int) -> None:
         raise NotImplementedError
-
-    def finish(self) -> float:
-        return self._durable_at
 
 
 class TorchSave(BlockingContender):
@@ -35,9 +26,7 @@ class TorchSave(BlockingContender):
         torch.save(self.training.state(), self.place(step))
 
     def restore(self, fresh: BenchmarkTraining) -> None:
-        state = torch.load(self.newest, weights_only=True, map_location=fresh.scale.device)
-        fresh.model.load_state_dict(state["model"])
-        fresh.optimizer.load_state_dict(state["optimizer"])
+        fresh.load(torch.load(self.newest, weights_only=True, map_location=fresh.scale.device))
 
 
 class Safetensors(BlockingContender):
@@ -67,8 +56,7 @@ class Safetensors(BlockingContender):
                 else:
                     index, key = rest.split(".")
                     moments.setdefault(int(index), {})[key] = file.get_tensor(name)
-        fresh.model.load_state_dict(model)
-        fresh.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        fresh.load({"model": model, "optimizer": {"state": moments, "param_groups": groups}})
 
 
 class DcpSync(BlockingContender):
@@ -82,8 +70,7 @@ class DcpSync(BlockingContender):
 
 
 def load_with_dcp(contender: Contender, fresh: BenchmarkTraining) -> None:
-    """Read in place; `load_state_dict` then sets the optimizer's scalars."""
+    """Read in place; `load` then sets the optimizer's scalars."""
     state = fresh.state()
     dcp.load(state, checkpoint_id=contender.newest, no_dist=True)
-    fresh.model.load_state_dict(state["model"])
-    fresh.optimizer.load_state_dict(state["optimizer"])
+    fresh.load(state)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .contender import CompletionTime, Contender, fsync_tree
+from .contender import Contender, fsync_tree
 from .dcp_async import join_group_of_one
 from .training import BenchmarkTraining
 
@@ -42,7 +42,6 @@ class TorchCheckpointing(Contender):
                 pre_finalize_callback=sync_written,
             )
         )
-        self._written = CompletionTime()
         self._lock: Any = None
 
     def prepare(self) -> None:
@@ -51,7 +50,7 @@ class TorchCheckpointing(Contender):
         self.finish()
 
     def save(self, step: int) -> None:
-        self._written.of(self._manager.save(str(self.place(step)), self.training.state()))
+        self.written.of(self._manager.save(str(self.place(step)), self.training.state()))
 
     def before_step(self) -> None:
         self._lock = self._manager.lock()
@@ -59,12 +58,6 @@ class TorchCheckpointing(Contender):
 
     def after_step(self) -> None:
         self._lock.__exit__(None, None, None)
-
-    def durable(self) -> bool:
-        return self._written.seen
-
-    def finish(self) -> float:
-        return self._written.wait()
 
     def restore(self, fresh: BenchmarkTraining) -> None:
         into = fresh.state()
@@ -83,34 +76,17 @@ class TorchSnapshot(Contender):
         super().__init__(*arguments)
         from torchsnapshot import Snapshot
 
-        self._snapshot = Snapshot
-        self._waiter: threading.Thread | None = None
-        self._failure: BaseException | None = None
-        self._durable_at = time.perf_counter()
+        self._snapshot, self._waiter = Snapshot, ThreadPoolExecutor(1)
 
     def save(self, step: int) -> None:
         self.finish()
         pending = self._snapshot.async_take(str(self.place(step)), self._objects(self.training))
-        self._waiter = threading.Thread(target=self._wait, args=(pending, self.newest))
-        self._waiter.start()
+        self.written.of(self._waiter.submit(self._wait, pending, self.newest))
 
-    def _wait(self, pending: Any, path: Path) -> None:
-        try:
-            pending.wait()
-            fsync_tree(path)
-        except BaseException as failure:  # `finish` raises the error in the training thread
-            self._failure = failure
-        self._durable_at = time.perf_counter()
-
-    def durable(self) -> bool:
-        return self._waiter is None or not self._waiter.is_alive()
-
-    def finish(self) -> float:
-        if self._waiter is not None:
-            self._waiter.join()
-        if self._failure is not None:
-            raise self._failure
-        return self._durable_at
+    @staticmethod
+    def _wait(pending: Any, path: Path) -> None:
+        pending.wait()
+        fsync_tree(path)
 
     def restore(self, fresh: BenchmarkTraining) -> None:
         self._snapshot(str(self.newest)).restore(self._objects(fresh))
@@ -170,9 +146,7 @@ class NvidiaResiliency(Contender):
         return float(self._told.read_text()) if self._told.exists() else time.perf_counter()
 
     def restore(self, fresh: BenchmarkTraining) -> None:
-        state = torch.load(self.newest, weights_only=True, map_location=fresh.scale.device)
-        fresh.model.load_state_dict(state["model"])
-        fresh.optimizer.load_state_dict(state["optimizer"])
+        fresh.load(torch.load(self.newest, weights_only=True, map_location=fresh.scale.device))
 
     def close(self) -> None:
         # `AsyncCallsQueue.close` asks a CUDA device what the other ranks did
@@ -197,33 +171,22 @@ class Lightning(Contender):
                 try:
                     super().save_checkpoint(checkpoint, path, storage_options)
                     fsync_tree(Path(path))
-                finally:
-                    contender._durable_at = time.perf_counter()
-                    contender._settled.set()
+                except BaseException as error:  # `finish` raises it in the training thread
+                    contender._saved.set_exception(error)
+                else:
+                    contender._saved.set_result(None)
 
-        self._durable_at = time.perf_counter()
-        self._settled = threading.Event()
-        self._settled.set()
         self._plugin = AsyncCheckpointIO(SyncedCheckpointIO())
 
     def save(self, step: int) -> None:
-        self._settled.wait()
-        self._settled.clear()
+        self.finish()
+        self._saved = Future[None]()
+        self.written.of(self._saved)
         self._plugin.save_checkpoint(self.training.state(), self.place(step))
 
-    def durable(self) -> bool:
-        return self._settled.is_set()
-
-    def finish(self) -> float:
-        self._settled.wait()
-        if self._plugin._error is not None:
-            raise self._plugin._error
-        return self._durable_at
-
     def restore(self, fresh: BenchmarkTraining) -> None:
-        state = self._plugin.load_checkpoint(self.newest, map_location=fresh.scale.device, weights_only=True)
-        fresh.model.load_state_dict(state["model"])
-        fresh.optimizer.load_state_dict(state["optimizer"])
+        load = self._plugin.load_checkpoint
+        fresh.load(load(self.newest, map_location=fresh.scale.device, weights_only=True))
 
     def close(self) -> None:
         self._plugin.teardown()

@@ -115,13 +115,8 @@ class HoldfastContender(Contender):
 
 
 def open_session(folder: Path, training: BenchmarkTraining, **options: Any) -> holdfast.Session:
+    """Return a session that takes no checkpoint before the options say so."""
+    options = {"every": NEVER, "keep": KEEP} | options
     return holdfast.Session(
-        JOB,
-        store=folder,
-        server="",
-        every=NEVER,
-        keep=KEEP,
-        model=training.model,
-        optimizer=training.optimizer,
-        **options,
+        JOB, store=folder, server="", model=training.model, optimizer=training.optimizer, **options
     )

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from benchmarks.harness import memory_bytes
+
 from .contender import Contender
 from .ours import HoldfastContender, open_session
-from .processes import memory_bytes
 from .scale import TrainingScale
 from .training import BenchmarkTraining
 
@@ -30,8 +29,8 @@ class HoldfastMeasurements:
         folder.mkdir(parents=True)
         scale = TrainingScale(layers=2, width=64, tokens=64, device=device)
         self._trainings = [BenchmarkTraining(scale), BenchmarkTraining(scale)]
-        _bare(self._trainings[1], BLOCK_ITERATIONS)
-        return _bare(self._trainings[0], BLOCK_ITERATIONS) / BLOCK_ITERATIONS
+        self._trainings[1].seconds(BLOCK_ITERATIONS)
+        return self._trainings[0].seconds(BLOCK_ITERATIONS) / BLOCK_ITERATIONS
 
     def idle(self, pairs: int, held: int) -> list[float]:
         """Return (with - without) / without for each pair, with a session attached to training number `held`.
@@ -39,22 +38,19 @@ class HoldfastMeasurements:
         Call it for both: two equal trainings differ by the location of their memory.
         """
         bare, training = self._trainings[1 - held], self._trainings[held]
-        session = open_session(self._folder / f"idle-{held}", training)
-        ratios = []
+        session, ratios = open_session(self._folder / f"idle-{held}", training), []
+
+        def iterate() -> None:
+            training.iterate()
+            session.step()
+
         with session, session.paused():
-            _attached(session, training, BLOCK_ITERATIONS)
+            training.seconds(BLOCK_ITERATIONS, iterate)
             for pair in range(pairs):
-                if pair % 2:
-                    seconds, without = (
-                        _attached(session, training, BLOCK_ITERATIONS),
-                        _bare(bare, BLOCK_ITERATIONS),
-                    )
-                else:
-                    without, seconds = (
-                        _bare(bare, BLOCK_ITERATIONS),
-                        _attached(session, training, BLOCK_ITERATIONS),
-                    )
-                ratios.append(seconds / without - 1)
+                turns = {"with": lambda: training.seconds(BLOCK_ITERATIONS, iterate),
+                         "without": lambda: bare.seconds(BLOCK_ITERATIONS)}  # fmt: skip
+                seconds = {name: turns[name]() for name in sorted(turns, reverse=not pair % 2)}
+                ratios.append(seconds["with"] / seconds["without"] - 1)
         return ratios
 
     def growth(self, checkpoints: int) -> list[tuple[int, int]]:
@@ -75,20 +71,3 @@ class HoldfastMeasurements:
         return seen
 
     def close(self) -> None: ...
-
-
-def _bare(training: BenchmarkTraining, iterations: int) -> float:
-    started = time.perf_counter()
-    for _ in range(iterations):
-        training.iterate()
-    training.synchronize()
-    return time.perf_counter() - started
-
-
-def _attached(session: Any, training: BenchmarkTraining, iterations: int) -> float:
-    started = time.perf_counter()
-    for _ in range(iterations):
-        training.iterate()
-        session.step()
-    training.synchronize()
-    return time.perf_counter() - started

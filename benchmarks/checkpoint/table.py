@@ -6,6 +6,8 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
+from benchmarks.harness import aligned
+
 Samples = Mapping[str, Sequence[float]]
 Medians = dict[str, float]
 
@@ -66,11 +68,7 @@ def render(contenders: Mapping[str, Medians]) -> list[str]:
     rows = [["", *(title for _, title, _ in COLUMNS)]]
     for name, figures in contenders.items():
         rows.append([name, *(_cell(figures.get(key), form) for key, _, form in COLUMNS)])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(cell.ljust(width) if not column else cell.rjust(width) for column, (cell, width) in pairs)
-        for pairs in (list(enumerate(zip(row, widths, strict=True))) for row in rows)
-    ]
+    return aligned(rows)
 
 
 def _cell(value: float | None, form: str) -> str:

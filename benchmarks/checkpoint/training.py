@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from benchmarks.harness import seconds_of
+
 from .scale import VOCABULARY, TrainingScale
 
 SEED = 1
@@ -48,10 +50,6 @@ class Gpt(nn.Module):
         return self.head(self.norm(x))
 
 
-def _nothing() -> None:
-    pass
-
-
 class BenchmarkTraining:
     def __init__(self, scale: TrainingScale, *, blank: bool = False) -> None:
         """`blank`: fill the model with zeros, which is fast, for a restore."""
@@ -69,18 +67,29 @@ class BenchmarkTraining:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
 
     def iterate(
-        self, before_step: Callable[[], None] = _nothing, after_step: Callable[[], None] = _nothing
+        self, before_step: Callable[[], None] = lambda: None, after_step: Callable[[], None] = lambda: None
     ) -> float:
         """Run one iteration; return the seconds that `before_step` took."""
         logits = self.model(self.batch)
         F.cross_entropy(logits.flatten(0, 1), self.batch.flatten()).backward()
-        started = time.perf_counter()
-        before_step()
-        waited = time.perf_counter() - started
+        waited = seconds_of(before_step)
         self.optimizer.step()
         after_step()
         self.optimizer.zero_grad()
         return waited
+
+    def seconds(self, count: int, act: Callable[[], object] | None = None) -> float:
+        """Return the seconds of so many iterations, or calls."""
+        self.synchronize()
+        started = time.perf_counter()
+        for _ in range(count):
+            (act or self.iterate)()
+        self.synchronize()
+        return time.perf_counter() - started
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
 
     def state(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
@@ -117,6 +126,19 @@ class BenchmarkTraining:
     def synchronize(self) -> None:
         if self.scale.device == "cuda":
             torch.cuda.synchronize()
+
+
+def pinned_copy_seconds(size_bytes: int, device: str, *, to_device: bool = False) -> list[float]:
+    """Return the seconds of copies between a device and pinned memory that nothing overlaps."""
+    there = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+    here = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=device == "cuda")
+
+    def copy() -> None:
+        there.copy_(here, non_blocking=True) if to_device else here.copy_(there, non_blocking=True)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return [seconds_of(copy) for _ in range(6)][1:]
 
 
 def differing(one: BenchmarkTraining, other: BenchmarkTraining) -> list[str]:

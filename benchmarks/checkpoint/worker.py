@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import logging
 import os
 import sys
@@ -12,6 +14,9 @@ import warnings
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from benchmarks.disk import fill_cache, forget_cached
+from benchmarks.harness import cpu_seconds, seconds_of
 
 PAIRS = 2
 """Checkpoints per turn."""
@@ -44,12 +49,7 @@ class WorkerCalls:
 
     def iterate(self, count: int) -> float:
         """Return the seconds of so many iterations without the contender."""
-        self._training.synchronize()
-        started = time.perf_counter()
-        for _ in range(count):
-            self._training.iterate()
-        self._training.synchronize()
-        return time.perf_counter() - started
+        return self._training.seconds(count)
 
     def prepare(self) -> str:
         from .registry import by_name
@@ -85,12 +85,11 @@ class WorkerCalls:
 
     def _checkpointed(self, k: int) -> dict[str, float]:
         """So far, `slowdown` is the whole time."""
-        cpu, own_cpu, hooks = self._cpu(), time.thread_time(), self._contender.hook_seconds
+        cpu, own_cpu, hooks = cpu_seconds(os.getpid()), time.thread_time(), self._contender.hook_seconds
         started = time.perf_counter()
         blocked = self._save()
         for _ in range(k):
-            blocked += self._iterate()
-            blocked += self._end_iteration()
+            blocked += self._iterate() + seconds_of(self._contender.end_iteration)
         self._training.synchronize()
         seconds = time.perf_counter() - started
         blocked += self._contender.hook_seconds - hooks
@@ -98,7 +97,7 @@ class WorkerCalls:
             self._iterate()
             self._contender.end_iteration()
         durable = self._contender.finish() - started
-        background = self._cpu() - cpu - (time.thread_time() - own_cpu)
+        background = cpu_seconds(os.getpid()) - cpu - (time.thread_time() - own_cpu)
         self._contender.prune()
         return {
             "blocked": blocked,
@@ -114,11 +113,12 @@ class WorkerCalls:
         for _ in range(self._contender.max_in_flight):  # until the maximum is in flight
             self._iterate()
             self._save()
-        started = time.perf_counter()
-        for _ in range(count):
+
+        def iterate() -> None:
             self._iterate()
             self._save()
-        seconds = time.perf_counter() - started
+
+        seconds = self._training.seconds(count, iterate)
         self._contender.finish()
         self._contender.prune()
         return {"every_iteration": [seconds / plain]}
@@ -145,24 +145,17 @@ class WorkerCalls:
     def _save(self) -> float:
         self._step += 1
         self._training.synchronize()
-        started = time.perf_counter()
-        self._contender.save(self._step)
-        return time.perf_counter() - started
+        return seconds_of(lambda: self._contender.save(self._step))
 
     def _iterate(self) -> float:
         return self._training.iterate(self._contender.before_step, self._contender.after_step)
 
-    def _end_iteration(self) -> float:
-        started = time.perf_counter()
-        self._contender.end_iteration()
-        return time.perf_counter() - started
-
     def _restore(self, *, cold: bool) -> float:
-        from .limits import fill_cache, forget_cached
-        from .processes import give_memory_back
         from .training import BenchmarkTraining, differing
 
-        give_memory_back()
+        gc.collect()
+        with contextlib.suppress(AttributeError):  # not glibc
+            ctypes.CDLL(None).malloc_trim(0)  # as at the start of a process
         fresh = BenchmarkTraining(self._training.scale, blank=True)
         self._contender.before_restore(fresh)
         (forget_cached if cold else fill_cache)(self._contender.newest)
@@ -178,12 +171,6 @@ class WorkerCalls:
         del fresh
         self._training.give_back()
         return seconds
-
-    @staticmethod
-    def _cpu() -> float:
-        from .processes import cpu_seconds
-
-        return cpu_seconds(os.getpid())
 
 
 def serve(channel: Connection, turns: Any) -> None:
@@ -209,14 +196,12 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.INFO)
     kind, descriptor = sys.argv[1:]
-    turns: Any
-    if kind == "contender":
-        turns = WorkerCalls()
-    elif kind == "limits":
+    turns: Any = WorkerCalls()
+    if kind == "limits":
         from .limits import MachineLimits
 
         turns = MachineLimits()
-    else:
+    elif kind == "own":
         from .own import HoldfastMeasurements
 
         turns = HoldfastMeasurements()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from holdfast.pacing import FailureEstimate, PacingSettings, Policy, policies
 from holdfast.simulation import FailureKnowledge, PoissonFailures, SimulatedJob, SimulationOutcome, simulate
@@ -29,8 +29,7 @@ def learning(wrong_by: float = 1.0) -> FailureKnowledge:
     return FailureKnowledge(failures=FailureEstimate(world_size=WORKERS, mean_seconds=wrong_by * MTBF_SECONDS))
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyAtScale:
+class PolicyAtScale(NamedTuple):
     """ETTR over 54 days: median and quartiles over the seeds."""
 
     name: str
@@ -40,23 +39,20 @@ class PolicyAtScale:
     checkpoints: float
 
 
-def at_scale(seeds: Sequence[int]) -> list[PolicyAtScale]:
+def at_scale(seeds: Sequence[int]) -> Iterator[PolicyAtScale]:
     half_hour = PacingSettings(every=round(1800 / ITERATION_SECONDS))
-    asked: list[tuple[str, Policy, PacingSettings, FailureKnowledge]] = [
-        ("goodput, rate known", policies["goodput"], PacingSettings(), KNOWN),
-        ("goodput, rate learned", policies["goodput"], PacingSettings(), learning()),
-        ("young-daly, rate learned", policies["young-daly"], PacingSettings(), learning()),
-        ("checkfreq, 3.5 %", policies["checkfreq"], PacingSettings(), learning()),
-        ("checkfreq, 10 %", policies["checkfreq"], PacingSettings(budget=0.10), learning()),
-        ("every half hour", policies["fixed"], half_hour, learning()),
+    asked: list[tuple[str, str, PacingSettings, FailureKnowledge]] = [
+        ("goodput, rate known", "goodput", PacingSettings(), KNOWN),
+        ("goodput, rate learned", "goodput", PacingSettings(), learning()),
+        ("young-daly, rate learned", "young-daly", PacingSettings(), learning()),
+        ("checkfreq, 3.5 %", "checkfreq", PacingSettings(), learning()),
+        ("checkfreq, 10 %", "checkfreq", PacingSettings(budget=0.10), learning()),
+        ("every half hour", "fixed", half_hour, learning()),
     ]
-    rows = []
     for name, policy, settings, knowledge in asked:
-        runs = [run(policy, seed, settings=settings, knowledge=knowledge) for seed in seeds]
+        runs = [run(policies[policy], seed, settings=settings, knowledge=knowledge) for seed in seeds]
         low, middle, high = statistics.quantiles([each.ettr for each in runs], n=4, method="inclusive")
-        taken = statistics.median(each.checkpoints for each in runs)
-        rows.append(PolicyAtScale(name, middle, low, high, taken))
-    return rows
+        yield PolicyAtScale(name, middle, low, high, statistics.median(each.checkpoints for each in runs))
 
 
 class ChangingFailures(PoissonFailures):
@@ -86,15 +82,11 @@ def run(
     failures: PoissonFailures | None = None,
 ) -> SimulationOutcome:
     """Simulate JOB for so many days of wall time."""
+    failures = failures or PoissonFailures(3600 / MTBF_SECONDS, seed=seed)
     return simulate(
-        JOB,
-        policy,
-        settings,
-        failures=failures or PoissonFailures(3600 / MTBF_SECONDS, seed=seed),
-        knowledge=knowledge,
-        replan_seconds=REPLAN_SECONDS,
+        JOB, policy, settings, failures=failures, knowledge=knowledge, replan_seconds=REPLAN_SECONDS,
         until_seconds=days * DAY,
-    )
+    )  # fmt: skip
 
 
 def regret_of_wrong_prior(wrong_by: float, seeds: Sequence[int], days: float = 3.0) -> float:
@@ -114,16 +106,11 @@ def regret_of_change(factor: float, seeds: Sequence[int], *, at_day: float = 14.
         return (factor if now >= when else 1.0) / MTBF_SECONDS
 
     def after(knowledge: FailureKnowledge, seed: int) -> float:
-        before, whole = (
-            run(
-                policies["goodput"],
-                seed,
-                knowledge=knowledge,
-                days=end,
-                failures=ChangingFailures(3600 / MTBF_SECONDS, seed=seed, at_seconds=when, factor=factor),
-            )
-            for end in (at_day, at_day + days)
-        )
+        def until(end: float) -> SimulationOutcome:
+            failures = ChangingFailures(3600 / MTBF_SECONDS, seed=seed, at_seconds=when, factor=factor)
+            return run(policies["goodput"], seed, knowledge=knowledge, days=end, failures=failures)
+
+        before, whole = until(at_day), until(at_day + days)
         return (whole.useful_seconds - before.useful_seconds) / (whole.wall_seconds - before.wall_seconds)
 
     return statistics.fmean(

@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from benchmarks.harness import run
 from holdfast.pacing import FailureHistory, PacingSettings, Profile
 from holdfast.simulation import compare_placement
 
@@ -35,7 +36,7 @@ WORKERS = (0.3, 4), (0.6, 2), (1.0, 1)
 EFFICIENCY = 0.9
 
 
-def figures() -> dict[str, float]:
+def main() -> dict[str, float]:
     """Compare with even spacing, print, and return the figures."""
     found: dict[str, float] = {}
     profile = Profile(iteration_seconds=1.0, checkpoint_bytes=STATE_BYTES, cost_seconds=0.0)
@@ -134,17 +135,16 @@ def _published() -> dict[str, float]:
                 for jacobian, ratios in changes.items():
                     before = job.given_away(fixed, jacobian=jacobian)
                     ratios.append(100 * (job.given_away(rule, jacobian=jacobian) / before - 1))
-        kind = "data parallel" if parallel else "serial"
+        name = "parallel" if parallel else "serial"
         as_published, corrected = (statistics.median(changes[key]) for key in (False, True))
         print(
-            f"  {kind}: {as_published:+.1f} % with the published integral (best job {min(changes[False]):+.1f} %, "
+            f"  {name}: {as_published:+.1f} % with the published integral (best job {min(changes[False]):+.1f} %, "
             f"claim {claim:+.2f} %), {corrected:+.1f} % with the Jacobian (median of {len(changes[False])} jobs)"
         )
-        name = "parallel" if parallel else "serial"
         found[f"coci_rule_{name}_as_published_percent"] = round(as_published, 1)
         found[f"coci_rule_{name}_corrected_percent"] = round(corrected, 1)
     return found
 
 
 if __name__ == "__main__":
-    figures()
+    run(main)

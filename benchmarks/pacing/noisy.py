@@ -1,6 +1,6 @@
 """The interval of real training while other work takes 0, 50 and 100 % of the cores by turns.
 
-`over_share` is the share of training time in which the overhead that the session reports for its newest window
+The record has the share of training time in which the overhead that the session reports for its newest window
 exceeds the budget, by any amount. Time and changes of the interval count from EVIDENCE_CHECKPOINTS checkpoints
 after the first plan on.
 """
@@ -8,19 +8,17 @@ after the first plan on.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import random
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import wait
 from dataclasses import dataclass, field
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import Queue
 
 from benchmarks.checkpoint.scale import TrainingScale
+from benchmarks.harness import in_process, scratch, talking
 from holdfast.pacing import Controller
 
 BUDGET = 0.035
@@ -59,10 +57,6 @@ class BudgetRecord:
     _at_one: int = field(default=0, repr=False)
 
     @property
-    def over_share(self) -> float:
-        return self.over_seconds / self.seconds if self.seconds > 0 else 0.0
-
-    @property
     def changes_an_hour(self) -> float:
         return 3600 * self.changes / self.seconds if self.seconds > 0 else 0.0
 
@@ -95,49 +89,31 @@ def noisy_training(minutes: float, folder: Path, *, seed: int = 1, compress: boo
 
     It takes longer if that leaves fewer than LEAST_INTERVALS after the evidence phase, up to MOST_MINUTES.
     """
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    store = tempfile.mkdtemp(prefix=".bench-pacing-", dir=folder)
-    trainer = context.Process(target=_train, args=(results, minutes, store, compress))
-    trainer.start()
-    try:
-        with contextlib.ExitStack() as load:
-            chance, turn = random.Random(seed), seed
-            while trainer.is_alive() and results.empty():
-                load.close()
-                turn += 1
-                load.enter_context(busy_cores(SHARES[turn % len(SHARES)]))
-                trainer.join(chance.choice(PHASE_SECONDS[:-1]))
-        record: BudgetRecord = results.get(timeout=60)
+    chance, turn = random.Random(seed), seed
+    with scratch(folder) as store, in_process(_train, minutes, store, compress) as trainer:
+        while not trainer.done():
+            turn += 1
+            with busy_cores(SHARES[turn % len(SHARES)]):
+                wait([trainer], chance.choice(PHASE_SECONDS[:-1]))
+        record: BudgetRecord = trainer.result()
         return record
-    finally:
-        trainer.join(30)
-        trainer.kill()
-        shutil.rmtree(store, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def busy_cores(share: float) -> Iterator[None]:
     """Keep this share of the cores busy, rounded to whole ones, with a process each."""
-    context = multiprocessing.get_context("spawn")
-    cores = round(share * len(os.sched_getaffinity(0)))
-    processes: list[BaseProcess] = [context.Process(target=_spin, args=(os.getpid(),)) for _ in range(cores)]
-    for process in processes:
-        process.start()
-    try:
+    with contextlib.ExitStack() as load:
+        for _ in range(round(share * len(os.sched_getaffinity(0)))):
+            load.enter_context(talking(_spin, patience=0))
         yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
 
 
-def _spin(parent: int) -> None:
-    while os.getppid() == parent:
+def _spin(_: Connection) -> None:
+    while True:
         sum(range(100_000))
 
 
-def _train(results: Queue[BudgetRecord], minutes: float, store: str, compress: bool) -> None:
+def _train(minutes: float, store: Path, compress: bool) -> BudgetRecord:
     import torch
 
     import holdfast
@@ -147,16 +123,9 @@ def _train(results: Queue[BudgetRecord], minutes: float, store: str, compress: b
     training = BenchmarkTraining(SCALE)
     record = BudgetRecord()
     session = holdfast.Session(
-        "noisy",
-        model=training.model,
-        optimizer=training.optimizer,
-        store=store,
-        policy="checkfreq",
-        budget=BUDGET,
-        write_budget=UNLIMITED,
-        compress=compress,
-        keep=2,
-    )
+        "noisy", model=training.model, optimizer=training.optimizer, store=store, policy="checkfreq",
+        budget=BUDGET, write_budget=UNLIMITED, compress=compress, keep=2,
+    )  # fmt: skip
     with session:
         session.resume()
         began = ended = time.monotonic()
@@ -168,4 +137,4 @@ def _train(results: Queue[BudgetRecord], minutes: float, store: str, compress: b
             session.step()
             before, ended = ended, time.monotonic()
             record.iteration(ended - before, session._controller, started=session._boundary._taken_at != taken_at)
-    results.put(record)
+    return record

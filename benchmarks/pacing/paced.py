@@ -11,8 +11,6 @@ from holdfast.pacing import Controller, IntervalPlan, Observation, Profile
 
 @dataclass
 class CheckpointInFlight:
-    """A checkpoint in flight."""
-
     left_seconds: float
     took_seconds: float = 0.0
 
@@ -75,17 +73,12 @@ class PacedJob:
             checkpoint.left_seconds -= seconds
             if checkpoint.left_seconds <= 0:
                 persist_seconds = checkpoint.took_seconds + checkpoint.left_seconds - self.snapshot_seconds
-                self.controller.measured(
-                    Profile(
-                        iteration_seconds=math.nan,
-                        snapshot_seconds=self.snapshot_seconds,
-                        persist_seconds=persist_seconds,
-                        checkpoint_bytes=10**6,
-                        device_copy_seconds=self.device_copy_seconds,
-                        memory_used_bytes=self.memory_used_bytes,
-                        memory_total_bytes=self.memory_total_bytes,
-                    )
-                )
+                profile = Profile(
+                    iteration_seconds=math.nan, snapshot_seconds=self.snapshot_seconds, checkpoint_bytes=10**6,
+                    persist_seconds=persist_seconds, device_copy_seconds=self.device_copy_seconds,
+                    memory_used_bytes=self.memory_used_bytes, memory_total_bytes=self.memory_total_bytes,
+                )  # fmt: skip
+                self.controller.measured(profile)
         self.under_way = [checkpoint for checkpoint in self.under_way if checkpoint.left_seconds > 0]
         made = self.controller.observe(
             Observation(

@@ -8,19 +8,15 @@ load on the machine than a few long ones. One process, since two equal processes
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import random
-import shutil
 import statistics
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.checkpoint.scale import TrainingScale
+from benchmarks.harness import in_process, scratch, seconds_of
 
 from .noisy import UNLIMITED
 
@@ -35,9 +31,7 @@ LEAST_PAIRS = 3
 RESAMPLES = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class OverheadResult:
-    budget: float
+class OverheadResult(NamedTuple):
     measured: float
     """(time with / time without) - 1 over an interval; interquartile mean of all pairs."""
     error: float
@@ -46,30 +40,18 @@ class OverheadResult:
     """The same figure for turns without Holdfast, compared with their neighbors."""
     reported: float
     """Mean overhead that the session reports."""
-    interval: int
     pairs: int
+    interval: int
     state_bytes: int
 
 
 def overhead(budget: float, minutes: float, folder: Path) -> OverheadResult:
     """Measure training on one CPU thread with a state of over 100 MB; at least three pairs of turns."""
-    with _trainer(budget, folder) as trainer:
-        trainer.ask("learn")
-        pairs, until = [], time.monotonic() + 60 * minutes
-        while len(pairs) < LEAST_PAIRS or time.monotonic() < until:
-            pairs.append(trainer.ask("pair"))
-        interval, state_bytes = trainer.ask("facts")
-    measured, error = _middle([ratio for ratio, _, _ in pairs])
-    return OverheadResult(
-        budget=budget,
-        measured=measured,
-        error=error,
-        control=_middle([nothing for _, nothing, _ in pairs])[0],
-        reported=statistics.fmean(reported for _, _, reported in pairs),
-        interval=int(interval),
-        pairs=len(pairs),
-        state_bytes=int(state_bytes),
-    )
+    with scratch(folder) as store, in_process(_train, budget, minutes, store) as trainer:
+        pairs, interval, state_bytes = trainer.result()
+    ratios, controls, reported = zip(*pairs, strict=True)
+    control, mean = _middle(controls)[0], statistics.fmean(reported)
+    return OverheadResult(*_middle(ratios), control, mean, len(pairs), interval, state_bytes)
 
 
 def _middle(ratios: Sequence[float]) -> tuple[float, float]:
@@ -84,34 +66,8 @@ def _interquartile(ratios: Sequence[float]) -> float:
     return statistics.fmean(sorted(ratios)[quarter : len(ratios) - quarter])
 
 
-class _Trainer:
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def ask(self, what: str) -> tuple[float, ...]:
-        self._connection.send(what)
-        answer: tuple[float, ...] = self._connection.recv()
-        return answer
-
-
-@contextlib.contextmanager
-def _trainer(budget: float, folder: Path) -> Iterator[_Trainer]:
-    here, there = multiprocessing.Pipe()
-    store = tempfile.mkdtemp(prefix=".bench-pacing-", dir=folder)
-    process = multiprocessing.get_context("spawn").Process(target=_train, args=(there, budget, store))
-    process.start()
-    there.close()
-    try:
-        yield _Trainer(here)
-    finally:
-        here.close()
-        process.join(30)
-        process.kill()
-        shutil.rmtree(store, ignore_errors=True)
-
-
-def _train(connection: Connection, budget: float, store: str) -> None:
-    """Train until the connection closes."""
+def _train(budget: float, minutes: float, store: Path) -> tuple[list[tuple[float, float, float]], int, int]:
+    """Train in pairs of turns; return these, the interval and the size of the state."""
     import torch
 
     import holdfast
@@ -120,23 +76,14 @@ def _train(connection: Connection, budget: float, store: str) -> None:
     torch.set_num_threads(1)
     training = BenchmarkTraining(SCALE)
     session = holdfast.Session(
-        "paired",
-        model=training.model,
-        optimizer=training.optimizer,
-        store=store,
-        policy="checkfreq",  # which spends the budget
-        budget=budget,
-        write_budget=UNLIMITED,
-        keep=2,
-    )
+        "paired", model=training.model, optimizer=training.optimizer, store=store, budget=budget,
+        policy="checkfreq", write_budget=UNLIMITED, keep=2,
+    )  # fmt: skip
     session.resume()
 
     def without(iterations: int) -> float:
         training.iterate()  # warm the caches
-        started = time.perf_counter()
-        for _ in range(iterations):
-            training.iterate()
-        return (time.perf_counter() - started) / iterations
+        return training.seconds(iterations) / iterations
 
     def idle(least: int = 0) -> float:
         """Train until a checkpoint is due; return the median seconds of an idle step, or 0."""
@@ -146,9 +93,7 @@ def _train(connection: Connection, budget: float, store: str) -> None:
             session._controller.due(session.iteration + 1) or len(steps) >= MOST_ITERATIONS
         ):
             training.iterate()
-            started = time.perf_counter()
-            session.step()
-            steps.append(time.perf_counter() - started)
+            steps.append(seconds_of(session.step))
         return statistics.median(steps) if steps else 0.0
 
     def beside(iterations: int) -> tuple[float, int]:
@@ -178,13 +123,10 @@ def _train(connection: Connection, budget: float, store: str) -> None:
         reported = session._controller.measured_overhead or 0.0
         return cost / (whole * bare), (nothing / ((before + between) / 2) - 1) * turn / whole, reported
 
-    with contextlib.suppress(EOFError), session:
-        while True:
-            match connection.recv():
-                case "learn":
-                    connection.send((idle(least=LEARNING_ITERATIONS),))
-                case "pair":
-                    connection.send(pair())
-                case "facts":
-                    plan = session._controller.plan
-                    connection.send((plan.interval or 0 if plan else 0, training.state_bytes))
+    with session:
+        idle(least=LEARNING_ITERATIONS)
+        pairs, until = [], time.monotonic() + 60 * minutes
+        while len(pairs) < LEAST_PAIRS or time.monotonic() < until:
+            pairs.append(pair())
+        plan = session._controller.plan
+        return pairs, plan.interval or 0 if plan else 0, training.state_bytes

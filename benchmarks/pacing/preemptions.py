@@ -7,10 +7,11 @@ If it does not, each preemption loses what a crash does.
 
 from __future__ import annotations
 
-import json
+import itertools
 import random
 import statistics
 
+from benchmarks.harness import run
 from holdfast.pacing import PacingSettings, policies
 from holdfast.simulation import FailureKnowledge, SimulatedJob, simulate
 
@@ -67,23 +68,21 @@ def ettr(preemption_seconds: float, variation: float, *, saves: bool, counted: b
     )
 
 
-def main() -> None:
+def main() -> dict[str, float]:
     figures: dict[str, float] = {}
     print("ETTR with preemptions counted as failures, less that without, in points:")
-    for saves in (True, False):
-        for seconds in PREEMPTION_SECONDS:
-            for variation in VARIATIONS:
-                counted, left_out = (ettr(seconds, variation, saves=saves, counted=each) for each in (True, False))
-                points = round(100 * (counted - left_out), 2)
-                grace = "grace" if saves else "no_grace"
-                figures[f"counted_points_{grace}_{seconds / HOUR:.0f}h_cv_{variation:.0f}"] = points
-                print(
-                    f"  {'saved at once' if saves else 'nothing saved'}, one in {seconds / HOUR:.0f} h, "
-                    f"coefficient of variation {variation:g}: {points:+.2f} ({counted:.2%}, {left_out:.2%})",
-                    flush=True,
-                )
-    print(f"figures: {json.dumps(figures)}")
+    for saves, seconds, variation in itertools.product((True, False), PREEMPTION_SECONDS, VARIATIONS):
+        counted, left_out = (ettr(seconds, variation, saves=saves, counted=each) for each in (True, False))
+        points = round(100 * (counted - left_out), 2)
+        grace = "grace" if saves else "no_grace"
+        figures[f"counted_points_{grace}_{seconds / HOUR:.0f}h_cv_{variation:.0f}"] = points
+        print(
+            f"  {'saved at once' if saves else 'nothing saved'}, one in {seconds / HOUR:.0f} h, "
+            f"coefficient of variation {variation:g}: {points:+.2f} ({counted:.2%}, {left_out:.2%})",
+            flush=True,
+        )
+    return figures
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

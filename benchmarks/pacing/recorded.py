@@ -63,15 +63,12 @@ def compare(variant: str, trace: FaultTrace, cluster_nodes: int) -> TraceResult:
     knowledge = FailureKnowledge(failures=FailureEstimate(world_size=nodes * GPUS_PER_NODE))
 
     def run(policy: str, every: int | None = None) -> SimulationOutcome:
+        settings = PacingSettings(policy=policy, every=every, budget=1.0 if every else PacingSettings().budget)
+        failures = TraceFailures(trace, nodes=nodes, spares=spares, cluster_nodes=cluster_nodes)
         return simulate(
-            JOB,
-            policies[policy],
-            PacingSettings(policy=policy, every=every, budget=1.0 if every else PacingSettings().budget),
-            failures=TraceFailures(trace, nodes=nodes, spares=spares, cluster_nodes=cluster_nodes),
-            knowledge=knowledge,
-            replan_seconds=REPLAN_SECONDS,
+            JOB, policies[policy], settings, failures=failures, knowledge=knowledge, replan_seconds=REPLAN_SECONDS,
             until_seconds=trace.seconds,
-        )
+        )  # fmt: skip
 
     shortest = math.ceil((JOB.lag_seconds + JOB.cost_seconds) / JOB.iteration_seconds)
     longest = 100 * math.sqrt(2 * JOB.cost_seconds * trace.mtbf_seconds) / JOB.iteration_seconds
@@ -110,14 +107,9 @@ def _print(result: TraceResult) -> None:
     minutes = result.best_interval * JOB.iteration_seconds / 60
     print(f"    {f'best fixed, {minutes:.1f} min':<24} ETTR {result.best_ettr:.2%}")
     for name, outcome in result.outcomes.items():
-        stall, lost, restart, waiting = (
-            seconds / outcome.wall_seconds
-            for seconds in (
-                outcome.stall_seconds, outcome.lost_seconds, outcome.restart_seconds, outcome.waiting_seconds,
-            )
-        )  # fmt: skip
-        print(
-            f"    {name:<24} ETTR {outcome.ettr:.2%}  stall {stall:.2%}  lost work {lost:.2%}  "
-            f"restart {restart:.2%}  waiting {waiting:.2%}  {outcome.failures:,} failures",
-            flush=True,
-        )
+        seconds = {
+            "stall": outcome.stall_seconds, "lost work": outcome.lost_seconds, "restart": outcome.restart_seconds,
+            "waiting": outcome.waiting_seconds,
+        }  # fmt: skip
+        shares = "  ".join(f"{what} {each / outcome.wall_seconds:.2%}" for what, each in seconds.items())
+        print(f"    {name:<24} ETTR {outcome.ettr:.2%}  {shares}  {outcome.failures:,} failures", flush=True)

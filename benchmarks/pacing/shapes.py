@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holdfast.commands.plan_inputs import PlanOptions, plan_inputs
 from holdfast.pacing import PacingSettings
@@ -37,11 +36,8 @@ class ShapeResult:
 
     @property
     def policies(self) -> dict[str, IntervalForecast]:
-        return {
-            each.name: each
-            for each in self.comparison.policies
-            if each.interval is not None and not each.decided_by
-        }
+        own = (each for each in self.comparison.policies if each.interval is not None and not each.decided_by)
+        return {each.name: each for each in own}
 
     @property
     def default(self) -> IntervalForecast:
@@ -55,32 +51,27 @@ class ShapeResult:
     def written_a_day(self, policy: str) -> float:
         """Bytes that a policy sends to the store each day."""
         chosen = self.policies[policy]
-        return (
-            self.comparison.written_bytes * DAY / ((chosen.achieved_seconds or 1.0) * (1 + (chosen.overhead or 0)))
-        )
+        interval = (chosen.achieved_seconds or 1.0) * (1 + (chosen.overhead or 0))
+        return self.comparison.written_bytes * DAY / interval
 
     @property
     def of_write_budget(self) -> float:
         """The largest share of the write budget that a policy uses."""
-        return max(self.written_a_day(each) for each in self.policies) / (
-            self.comparison.write_bytes_per_second * DAY
-        )
+        budget = self.comparison.write_bytes_per_second * DAY
+        return max(self.written_a_day(each) for each in self.policies) / budget
 
 
-def results() -> Iterator[ShapeResult]:
-    for shape, options in SHAPES:
-        profile, settings, history, _ = plan_inputs(options)
-        comparison = compare_intervals(profile, settings, history)
-        found = ShapeResult(shape, comparison, None)
-        assert write_budget(profile, settings) == comparison.write_bytes_per_second
-        limit = binding_limit(profile, settings, found.default.interval or 1)
-        yield ShapeResult(shape, comparison, limit)
+def result(shape: str, options: PlanOptions) -> ShapeResult:
+    profile, settings, history, _ = plan_inputs(options)
+    found = ShapeResult(shape, compare_intervals(profile, settings, history), None)
+    assert write_budget(profile, settings) == found.comparison.write_bytes_per_second
+    return replace(found, limit=binding_limit(profile, settings, found.default.interval or 1))
 
 
 def figures() -> dict[str, float]:
     """Print a table, and return the figures."""
     print("all policies on jobs of many shapes, by the formula (ETTR, bytes written a day):")
-    rows = list(results())
+    rows = [result(*shape) for shape in SHAPES]
     for row in rows:
         default = row.default
         policies = "  ".join(
@@ -96,7 +87,4 @@ def figures() -> dict[str, float]:
     behind, written = max(row.behind for row in rows), max(row.of_write_budget for row in rows)
     print(f"  the default is {100 * behind:.2f} points behind the best policy at most")
     print(f"  no policy writes more than {written:.3f} of the write budget", flush=True)
-    return {
-        "default_behind_best_points": round(100 * behind, 3),
-        "written_of_write_budget": round(written, 4),
-    }
+    return {"default_behind_best_points": round(100 * behind, 3), "written_of_write_budget": round(written, 4)}

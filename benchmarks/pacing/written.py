@@ -6,15 +6,14 @@ so that the files in the store are all that was written; a file that several che
 
 from __future__ import annotations
 
-import multiprocessing
+import contextlib
 import os
-import shutil
-import socket
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks.harness import free_port, in_process, meeting_place, scratch
 
 WRITE_BUDGET_BYTES = 4_000_000
 """Per second."""
@@ -47,24 +46,12 @@ def written_share(case: WrittenCase, folder: Path, seconds: float = SECONDS) -> 
 
     From the first planned checkpoint to the last: those before it measure, as soon as possible.
     """
-    store = Path(tempfile.mkdtemp(prefix=".bench-pacing-", dir=folder))
-    context = multiprocessing.get_context("spawn")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    processes = [
-        context.Process(target=_train, args=(rank, port, case, store, seconds)) for rank in range(case.ranks)
-    ]
-    try:
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(seconds + 120)
+    with scratch(folder) as store, contextlib.ExitStack() as started:
+        port = free_port()
+        ranks = [in_process(_train, rank, port, case, store, seconds) for rank in range(case.ranks)]
+        for rank in [started.enter_context(each) for each in ranks]:
+            rank.result(seconds + 120)
         return _share(store)
-    finally:
-        for process in processes:
-            process.kill()
-        shutil.rmtree(store, ignore_errors=True)
 
 
 def _share(store: Path) -> tuple[float, int]:
@@ -90,24 +77,17 @@ def _train(rank: int, port: int, case: WrittenCase, store: Path, seconds: float)
     torch.set_num_threads(1)
     torch.manual_seed(1)
     if case.ranks > 1:
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        torch.distributed.init_process_group("gloo", rank=rank, world_size=case.ranks)
+        os.environ |= meeting_place(rank, case.ranks, port)
+        torch.distributed.init_process_group("gloo")
     layers = [torch.nn.Linear(400, 400), torch.nn.Linear(400, 400)]
     layers[0].requires_grad_(not case.frozen)
     inner = torch.nn.Sequential(*layers)
     model = inner if case.ranks == 1 else torch.nn.parallel.DistributedDataParallel(inner)
     optimizer = torch.optim.AdamW(layer for layer in inner.parameters() if layer.requires_grad)
     session = holdfast.Session(
-        "written",
-        model=model,
-        optimizer=optimizer,
-        store=store,
-        policy="checkfreq",
-        budget=1.0,
-        write_budget=float(WRITE_BUDGET_BYTES),
-        keep=500,
-        **dict(case.settings),
-    )
+        "written", model=model, optimizer=optimizer, store=store, policy="checkfreq", budget=1.0, keep=500,
+        write_budget=float(WRITE_BUDGET_BYTES), **dict(case.settings),
+    )  # fmt: skip
     with session:
         session.resume()
         ends = time.monotonic() + seconds
