@@ -44,7 +44,7 @@ def main(
         rounds: maximum number of rounds
         minutes: start no round that would end after this time
         folder: where checkpoints are written, on the disk to measure
-        only: only this library, without the measurements of Holdfast alone; may be repeated
+        only: only this library; may be repeated
         crum: compare a forked save with torch.save and Holdfast, by state size
         host_state: an array in NumPy, copied and written from a fork (--state-gb, 2 by default)
         sizes: GB, for --crum
@@ -63,7 +63,7 @@ def main(
     plan = BenchmarkOptions(
         scale=scale, folder=folder, only=only or [], k=3 if brief else 5, every_iterations=0 if brief else 3,
         rounds=1 if quick or brief else rounds, starts=BRIEF_STARTS if brief else 2 if device == "cpu" else 1,
-        until=until, idle_pairs=6 if quick else 60, growth_checkpoints=60 if quick else 1000,
+        until=until,
     )  # fmt: skip
     if crum:
         for size in sizes:

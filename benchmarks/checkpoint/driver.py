@@ -39,8 +39,6 @@ class CheckpointBenchmark:
             waiting.sort(key=lambda entry: entry.name != OURS)  # if memory is short, ours run first
             while waiting:
                 waiting = self._take_turns(waiting)
-            if not self.plan.only:
-                self._own()
         finally:
             self._end_workers()
         return self.results
@@ -162,18 +160,6 @@ class CheckpointBenchmark:
     def _note(samples: dict[str, list[float]], seen: dict[str, list[float]]) -> None:
         for measure, values in seen.items():
             samples.setdefault(measure, []).extend(values)
-
-    def _own(self) -> None:
-        worker = self._worker("own", "own")
-        try:
-            iteration = worker.call("start", self.plan.scale.device, self.plan.folder / "own")
-            self.say(f"idle overhead: {2 * self.plan.idle_pairs} pairs, iterations of {iteration * 1e3:.1f} ms")
-            for held in (0, 1):
-                self.results.idle += worker.call("idle", self.plan.idle_pairs, held)
-            self.say(f"memory over {self.plan.growth_checkpoints} checkpoints")
-            self.results.growth = worker.call("growth", self.plan.growth_checkpoints)
-        except ContenderExcluded as reason:
-            self._leave_out("own", reason)
 
     def _worker(self, name: str, kind: str) -> WorkerProcess:
         self._workers[name] = WorkerProcess(kind, self.plan.folder / "logs" / f"{_file_name(name)}.log")

@@ -7,9 +7,11 @@ import math
 import statistics
 from collections.abc import Callable
 
+from benchmarks.harness import rounded
+
 from .registry import CONTENDERS, ONLY_BY_NAME, OURS, PLAIN, TORCH_SAVE
 from .results import BenchmarkOptions, Results
-from .table import LEAST_SECONDS, Medians, best, best_ways, medians, ratio, render, slope
+from .table import LEAST_SECONDS, Medians, best, best_ways, medians, ratio, render
 
 Say = Callable[[str], None]
 
@@ -37,18 +39,16 @@ def report(results: Results, plan: BenchmarkOptions, say: Say = print) -> None:
         "",
         *_best_peers(contenders),
         *_limits(limits, results.state_bytes),
-        *_idle(results.idle),
-        *_memory(results.growth),
         *_notes({name: results.notes[name] for name in contenders}),
         *(f"left out    {name}: {reason}" for name, reason in results.left_out.items()),
-        f"figures: {json.dumps(figures(contenders, limits, results))}",
+        f"figures: {json.dumps(rounded(figures(contenders, limits, results)))}",
     ]
     for line in lines:
         say(line)
 
 
 def figures(contenders: dict[str, Medians], limits: Medians, results: Results) -> dict[str, float | None]:
-    """Return Holdfast ÷ another: below 1 is better. `idle_overhead` is a share of the time.
+    """Return Holdfast ÷ another: below 1 is better.
 
     The best peer is the best of all peers and configurations for that figure.
     Waits below a millisecond count as one, and slow-downs below the difference of two plain stretches count as
@@ -79,15 +79,13 @@ def figures(contenders: dict[str, Medians], limits: Medians, results: Results) -
         "restore_vs_bare_read": ratio(ours.get("restore_cold"), bare_read),
         "restore_vs_best_peer": beside("restore_cold"),
         "slot_bytes_vs_state": ratio(ours.get("slot_bytes"), results.state_bytes),
-        "idle_overhead": round(statistics.median(results.idle), 5) if results.idle else None,
         "every_iteration_vs_best_peer": beside("every_iteration"),
         "background_cpu_vs_best_peer": ratio(ours.get("background_cpu"), rival[1] if rival else None),
         "restore_warm_vs_bare_read": ratio(ours.get("restore_warm"), limits.get("read_warm")),
         "restore_warm_vs_best_peer": beside("restore_warm"),
-        "slowdown_of_an_iteration": _rounded(ours.get("slowdown_share")),
-        "noise_of_an_iteration": _rounded(_noise(results)),
-        "every_iteration": _rounded(ours.get("every_iteration")),
-        "growth_bytes_per_checkpoint": _rounded(_growth(results.growth)),
+        "slowdown_of_an_iteration": ours.get("slowdown_share"),
+        "noise_of_an_iteration": _noise(results),
+        "every_iteration": ours.get("every_iteration"),
     }
 
 
@@ -143,33 +141,11 @@ def _limits(limits: Medians, size_bytes: int) -> list[str]:
     return ["bare limits " + ", ".join(parts)] if parts else []
 
 
-def _idle(ratios: list[float]) -> list[str]:
-    if len(ratios) < 2:
-        return []
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    return [f"idle        {middle:+.2%} with a paused session, half of the pairs from {low:+.2%} to {high:+.2%}"]
-
-
-def _memory(seen: list[tuple[int, int]]) -> list[str]:
-    gained = _growth(seen)
-    if gained is None:
-        return []
-    (first, less), (last, more) = seen[0], seen[-1]
-    return [
-        f"memory      {less / 1e6:.1f} MB after {first} checkpoints, {more / 1e6:.1f} MB after {last}; "
-        f"{gained:+,.0f} bytes a checkpoint in the last two thirds"
-    ]
-
-
 def _notes(notes: dict[str, str]) -> list[str]:
     whose: dict[str, list[str]] = {}
     for name, note in notes.items():
         whose.setdefault(note, []).append(name)
     return [f"note        {'; '.join(names)}: {note}" for note, names in whose.items() if note]
-
-
-def _growth(seen: list[tuple[int, int]]) -> float | None:
-    return slope(seen[len(seen) // 3 :])
 
 
 def _noise(results: Results) -> float | None:
@@ -183,7 +159,3 @@ def _noise(results: Results) -> float | None:
 def _noise_seconds(results: Results) -> float:
     samples = results.samples.get(PLAIN, {}).get("slowdown", ())
     return statistics.median(map(abs, samples)) if samples else 0.0
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import queue
 import shutil
-import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +35,9 @@ class HoldfastContender(Contender):
         self.training.optimizer.register_step_pre_hook(self._hooks_begin)
         self._session = open_session(self.folder, self.training, max_in_flight=max_in_flight, **options)
         self.training.optimizer.register_step_pre_hook(self._hooks_end)
-        self._saved: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._durable: queue.SimpleQueue[float] = queue.SimpleQueue()
-        self._under_way = self._saved_iteration = 0
+        self._watcher, self._in_flight = ThreadPoolExecutor(1), list[Future[float]]()
         self._twin = self.folder.with_name(f"{self.folder.name}.restored")
         self._durable_at = time.perf_counter()
-        self._watcher = threading.Thread(target=self._watch, daemon=True)
-        self._watcher.start()
 
     def prepare(self) -> None:
         self._session.resume()
@@ -55,26 +50,23 @@ class HoldfastContender(Contender):
         self._session._saver.snapshots.wait_free(TIMEOUT_SECONDS)
         self._session.checkpoint()
         self._session.step()
-        self._saved_iteration = self._session.iteration
-        self._saved.put(self._session._saver.snapshots._copy.run)
-        self._under_way += 1
+        self._saved_iteration, run = self._session.iteration, self._session._saver.snapshots._copy.run
+        self._in_flight.append(self._watcher.submit(self._watch, run))
 
     def end_iteration(self) -> None:
         self._session.step()
 
     def durable(self) -> bool:
-        return self._durable.qsize() == self._under_way
+        return all(future.done() for future in self._in_flight)
 
     def finish(self) -> float:
-        if self._under_way:
-            iteration = self._saved_iteration
-            while self._under_way:
-                self._durable_at = self._durable.get()
-                self._under_way -= 1
+        if self._in_flight:
+            *_, self._durable_at = (future.result() for future in self._in_flight)
+            self._in_flight.clear()
             self._session.wait(TIMEOUT_SECONDS)  # old checkpoints are deleted
             name = open_store(self.folder).checkpoints(JOB)[-1]
-            if parse_checkpoint_id(name)[0] != iteration:
-                raise RuntimeError(f"the checkpoint of iteration {iteration} is missing: the newest is {name}")
+            if parse_checkpoint_id(name)[0] != self._saved_iteration:
+                raise RuntimeError(f"iteration {self._saved_iteration} is missing: the newest is {name}")
             self.newest = self.folder / JOB / name
         return self._durable_at
 
@@ -97,15 +89,13 @@ class HoldfastContender(Contender):
     def prune(self) -> None:
         pass  # retention did
 
-    def _watch(self) -> None:
-        while True:
-            run = self._saved.get()
-            run.wait_copied()
-            copied = time.perf_counter()
-            run.wait_settled(TIMEOUT_SECONDS)
-            durable = time.perf_counter()
-            self.persist_seconds = durable - copied
-            self._durable.put(durable)
+    def _watch(self, run: Any) -> float:
+        run.wait_copied()
+        copied = time.perf_counter()
+        run.wait_settled(TIMEOUT_SECONDS)
+        durable = time.perf_counter()
+        self.persist_seconds = durable - copied
+        return durable
 
     def _hooks_begin(self, *_: object) -> None:
         self._hook_began = time.perf_counter()

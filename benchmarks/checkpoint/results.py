@@ -21,8 +21,6 @@ class BenchmarkOptions:
     """Contenders that start at the same time."""
     until: float
     """`time.monotonic()` by which the last round must end."""
-    idle_pairs: int
-    growth_checkpoints: int
 
 
 @dataclass(slots=True)
@@ -34,6 +32,4 @@ class Results:
     """Extra memory, and the number of snapshots that it holds."""
     notes: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
-    idle: list[float] = field(default_factory=list)
-    growth: list[tuple[int, int]] = field(default_factory=list)
     state_bytes: int = 0

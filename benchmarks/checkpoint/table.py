@@ -56,13 +56,6 @@ def ratio(ours: float | None, other: float | None, *, least: float = 0.0) -> flo
     return round(ours / other, 4) if other and math.isfinite(other) else None
 
 
-def slope(points: Sequence[tuple[float, float]]) -> float | None:
-    """Return the slope by least squares; `None` for fewer than two points."""
-    if len({x for x, _ in points}) < 2:
-        return None
-    return statistics.linear_regression(*zip(*points, strict=True)).slope
-
-
 def render(contenders: Mapping[str, Medians]) -> list[str]:
     """Return the lines of the table."""
     rows = [["", *(title for _, title, _ in COLUMNS)]]

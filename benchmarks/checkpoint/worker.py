@@ -201,10 +201,6 @@ def main() -> None:
         from .limits import MachineLimits
 
         turns = MachineLimits()
-    elif kind == "own":
-        from .own import HoldfastMeasurements
-
-        turns = HoldfastMeasurements()
     serve(Connection(int(descriptor)), turns)
 
 

@@ -1,4 +1,4 @@
-"""What the benchmark says of what it measured: medians, ratios, slopes, and cells without a figure."""
+"""What the benchmark says of what it measured: medians, ratios, and cells without a figure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from benchmarks.checkpoint.table import best, medians, ratio, render, slope
+from benchmarks.checkpoint.table import best, medians, ratio, render
 
 
 def test_one_disturbed_round_does_not_move_a_figure():
@@ -30,11 +30,6 @@ def test_a_ratio_is_ours_to_the_other_and_none_where_there_is_nothing_to_compare
 def test_two_differences_that_are_nothing_are_alike():
     assert ratio(-0.02, 0.0001, least=0.001) == 1.0
     assert ratio(0.05, -0.01, least=0.001) == 50.0
-
-
-def test_a_slope_is_what_each_further_checkpoint_adds():
-    assert slope([(10, 100), (20, 150), (30, 200)]) == pytest.approx(5.0)
-    assert slope([(10, 100)]) is None
 
 
 def test_every_row_of_the_table_is_as_wide_and_what_was_not_measured_is_a_dash():
