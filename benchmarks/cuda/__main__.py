@@ -1,55 +1,77 @@
-"""`python -m benchmarks.cuda`, which `make cuda-check` runs: stages on an accelerator, in a number of minutes."""
+"""`make cuda-check`: stages on an accelerator, in a number of minutes."""
 
 from __future__ import annotations
 
-import argparse
 import importlib
+import itertools
 import json
 import sys
 import tempfile
 import traceback
 from pathlib import Path
+from typing import Literal
+
+from benchmarks.harness import run
 
 from .driver import Driver, DriverOptions
 from .results import ResultFile
 from .stages import STAGES, Context, by_name
 
 
-def main() -> None:
-    options = _options()
-    if options.stage:
-        run_cases(options)
-        return
-    if options.list:
-        for stage in STAGES:
-            print(
-                f"{stage.name:<8} {stage.estimate_seconds:>4} s, at most {stage.limit_seconds:>3} s  {stage.what}"
-            )
-        return
-    results = ResultFile.read(options.resume or options.results)
-    if options.resume is None and results.rows:
-        sys.exit(f"{options.results} has results already; --resume {options.results} adds what is missing")
-    results.path.parent.mkdir(parents=True, exist_ok=True)
-    chosen = DriverOptions(
-        device=options.device,
-        small=options.small,
-        minutes=options.minutes,
-        names=options.only or (),
-        folder=options.folder,
-        disk=options.disk,
-    )
-    sys.exit(Driver(chosen, results).run())
+def main(
+    device: Literal["cuda", "cpu"] = "cuda",
+    minutes: float = 9.0,
+    results: Path = Path("cuda.jsonl"),
+    resume: Path | None = None,
+    only: list[Literal[*(each.name for each in STAGES)]] | None = None,
+    small: bool = False,
+    folder: Path | None = None,
+    disk: Path | None = None,
+    list: bool = False,  # noqa: A002 - the name of the option
+    stage: str = "",
+    done: list[str] | None = None,
+) -> None:
+    """Run stages.
+
+    Args:
+        device: cpu tests the stages themselves
+        minutes: all together; the table is printed at the end
+        results: file for lines of JSON
+        resume: a file of results: run what is missing in it, and add to it
+        only: may be repeated
+        small: small sizes, for a CPU
+        folder: where checkpoints are written (/dev/shm)
+        disk: where restores from a disk read
+        list: print the stages with their estimates
+        stage: run the cases of this stage in this process, as the driver does
+        done: with --stage, a case that is left out
+    """
+    disk = disk or Path(tempfile.gettempdir())
+    if stage:
+        run_cases(stage, Context(device, small, folder, disk), done or [])
+    elif list:
+        for each in STAGES:
+            print(f"{each.name:<8} {each.estimate_seconds:>4} s, at most {each.limit_seconds:>3} s  {each.what}")
+    else:
+        file = ResultFile.read(resume or results)
+        if resume is None and file.rows:
+            sys.exit(f"{results} has results already; --resume {results} adds what is missing")
+        file.path.parent.mkdir(parents=True, exist_ok=True)
+        options = DriverOptions(
+            device=device, small=small, minutes=minutes, names=only or (), folder=folder, disk=disk
+        )
+        sys.exit(Driver(options, file).run())
 
 
-def run_cases(options: argparse.Namespace) -> None:
-    """Run the cases of one stage in this process, and print a line of JSON for each."""
-    stage = by_name(options.stage)
-    context = Context(options.device, options.small, options.folder, options.disk)
-    for name, run in importlib.import_module(f"{__package__}.{stage.module}").cases(context):
-        if name in options.done:
+def run_cases(stage: str, context: Context, done: list[str]) -> None:
+    """Print a line of JSON for each case."""
+    module = importlib.import_module(f"{__package__}.{by_name(stage).module}")
+    count = getattr(module, "SMALL_CASES", None) if context.small else None
+    for name, case in itertools.islice(module.CASES.items(), count):
+        if name in done:
             continue
         try:
-            result = run()
+            result = case(context)
             row = {"case": name, "values": result.values, "met": result.met, "note": result.note}
         except Exception as error:  # the next case runs whatever happened before
             traceback.print_exc()
@@ -57,27 +79,5 @@ def run_cases(options: argparse.Namespace) -> None:
         print(json.dumps(row), flush=True)
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cuda", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu tests the stages themselves"
-    )
-    parser.add_argument("--minutes", type=float, default=9.0, help="all together; the table is printed at the end")
-    parser.add_argument("--results", type=Path, default=Path("cuda.jsonl"), help="file for lines of JSON")
-    parser.add_argument("--resume", type=Path, help="a file of results: run what is missing in it, and add to it")
-    parser.add_argument(
-        "--only", action="append", metavar="STAGE", choices=[each.name for each in STAGES], help="may be repeated"
-    )
-    parser.add_argument("--small", action="store_true", help="small sizes, for a CPU")
-    parser.add_argument("--folder", type=Path, help="where checkpoints are written (/dev/shm)")
-    parser.add_argument(
-        "--disk", type=Path, default=Path(tempfile.gettempdir()), help="where restores from a disk read"
-    )
-    parser.add_argument("--list", action="store_true", help="print the stages with their estimates")
-    parser.add_argument("--stage", help=argparse.SUPPRESS)
-    parser.add_argument("--done", action="append", default=[], help=argparse.SUPPRESS)
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from functools import partial
 
 from .gpt import SessionTraining
-from .stages import CaseResult, Context
+from .stages import CaseResult, Cases, Context
 
 BUDGET = 0.035
 SECONDS, TURN_SECONDS = 60.0, 10.0
 """Of both kinds of turns together, and of a turn with checkpoints; one without takes half of it."""
-
-
-def cases(context: Context) -> list[tuple[str, Callable[[], CaseResult]]]:
-    return [("2 GB at 3.5 %", partial(within_budget, context))]
 
 
 def within_budget(context: Context) -> CaseResult:
@@ -25,8 +19,7 @@ def within_budget(context: Context) -> CaseResult:
     with training.session as session:
         _turn(training, turn)  # allocates, and measures the first checkpoints
         began, begun = time.monotonic(), training.begun
-        ours: list[float] = []
-        plain: list[float] = []
+        ours, plain = list[float](), list[float]()
         while time.monotonic() - began < whole:
             ours += _turn(training, turn)
             with session.paused():
@@ -36,16 +29,16 @@ def within_budget(context: Context) -> CaseResult:
         checkpoints = training.begun - begun
     iteration = sum(plain) / len(plain)
     overhead = sum(ours) / len(ours) / iteration - 1
-    return CaseResult(
-        {"overhead": overhead, "iteration_seconds": iteration, "checkpoints": checkpoints},
-        overhead <= BUDGET if not context.small else None,
-    )
+    values = {"overhead": overhead, "iteration_seconds": iteration, "checkpoints": checkpoints}
+    return CaseResult(values, context.judged(overhead <= BUDGET))
 
 
 def _turn(training: SessionTraining, seconds: float) -> list[float]:
     """Return the seconds of each iteration in a turn."""
-    found = []
-    until = time.monotonic() + seconds
+    found, until = [], time.monotonic() + seconds
     while time.monotonic() < until:
         found.append(training.seconds(1))
     return found
+
+
+CASES: Cases = {"2 GB at 3.5 %": within_budget}

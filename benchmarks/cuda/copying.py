@@ -7,27 +7,22 @@ the device first. Each size has a process of its own, whose memory is free after
 
 from __future__ import annotations
 
-import json
+import itertools
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import holdfast
+from benchmarks.checkpoint.ours import open_session
 from benchmarks.checkpoint.scale import TrainingScale
-from benchmarks.checkpoint.training import BenchmarkTraining
+from benchmarks.checkpoint.training import BenchmarkTraining, pinned_copy_seconds
+from benchmarks.harness import output_of, run, seconds_of
 from holdfast.pacing.policy import SnapshotMode
 from holdfast.save.run import Run, RunState
 
-from .stages import CaseResult, Context
+from .stages import CaseResult, Cases, Context
 
-ROOT = Path(__file__).resolve().parents[2]
 SIZES_GB = (1.0, 4.0, 16.0)
 CHECKPOINTS, SPACING = 3, 3
 """Checkpoints per mode, each with so many iterations until the next."""
@@ -41,47 +36,26 @@ GOAL_FROM_GB, GOAL_OF_BARE = 4.0, 0.9
 GOAL_BLOCKED_MS, GOAL_SLOWDOWN = 1.0, 0.02
 
 
-class Runs:
-    def __init__(self) -> None:
-        self.all: list[Run] = []
-
-    def run_changed(self, run: Run, state: RunState) -> None:
-        if state is RunState.COPIED:
-            self.all.append(run)
-
-
-def bare_bandwidth(device: str, piece_bytes: int) -> float:
-    """Return bytes per second of a copy into pinned memory that nothing overlaps."""
-    there = torch.empty(piece_bytes, dtype=torch.uint8, device=device)
-    here = torch.empty(piece_bytes, dtype=torch.uint8, pin_memory=device == "cuda")
-    seconds = []
-    for _ in range(6):
-        started = time.perf_counter()
-        here.copy_(there, non_blocking=True)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - started)
-    return piece_bytes / statistics.median(seconds[1:])
-
-
 class Measurement:
     """One state size, with a session attached to the training."""
 
     def __init__(self, scale: TrainingScale, device: str, folder: Path) -> None:
         self._training = BenchmarkTraining(scale)
         is_small = scale == TrainingScale.small(device)
-        self._bare = bare_bandwidth(device, SMALL_PIECE_BYTES if is_small else PIECE_BYTES)
+        piece = SMALL_PIECE_BYTES if is_small else PIECE_BYTES
+        self._bare = piece / statistics.median(pinned_copy_seconds(piece, device))
         self._is_large = self._training.scale.state_bytes >= LARGE_BYTES
         self._checkpoints = 1 if is_small or self._is_large else CHECKPOINTS
-        self._iterate(2)
-        self._runs, self._blocked = Runs(), 0.0
+        self._training.seconds(2)
+        self._copied, self._blocked = list[Run](), 0.0
         self._training.optimizer.register_step_pre_hook(self._hooks_begin)
-        self._session = holdfast.Session(
-            "job", store=folder, server="", every=10**9, keep=1, max_in_flight=1,
-            model=self._training.model, optimizer=self._training.optimizer,
-        )  # fmt: skip
+        self._session = open_session(folder, self._training, keep=1, max_in_flight=1)
         self._training.optimizer.register_step_pre_hook(self._hooks_end)
-        self._session.observe(self._runs)
+        self._session.observe(self)
+
+    def run_changed(self, run: Run, state: RunState) -> None:
+        if state is RunState.COPIED:
+            self._copied.append(run)
 
     def run(self) -> list[dict[str, Any]]:
         with self._session as session:
@@ -91,21 +65,20 @@ class Measurement:
 
     def _measure(self, mode: SnapshotMode) -> dict[str, Any]:
         self._checkpointed(mode)
-        self._runs.all.clear()
+        self._copied.clear()
         iterations, slowdowns, blocked = [], [], []
         for _ in range(self._checkpoints):
-            before, waited = self._iterate(SPACING), self._blocked
+            before, waited = self._training.seconds(SPACING), self._blocked
             with_one = self._checkpointed(mode)
             blocked.append(self._blocked - waited)
-            plain = (before + self._iterate(SPACING)) / 2
+            plain = (before + self._training.seconds(SPACING)) / 2
             iterations.append(plain / SPACING)
             slowdowns.append(with_one - plain)
-        copies, state_bytes = [run.copy for run in self._runs.all], self._training.state_bytes
+        copies, state_bytes = [run.copy for run in self._copied], self._training.state_bytes
         every = None
         if not self._is_large:
             every = self._every_iteration(2 * SPACING, mode) / (2 * SPACING * statistics.median(iterations))
         self._settle()
-        on_device = [copy.device_copy_seconds for copy in copies if copy.device_copy_seconds is not None]
         return {
             "state_gb": state_bytes / 1e9,
             "mode": mode,
@@ -115,50 +88,29 @@ class Measurement:
             "blocked_seconds": statistics.median(blocked),
             "slowdown_seconds": statistics.median(slowdowns),
             "every_iteration": every,
-            "device_copy_seconds": statistics.median(on_device) if mode == "gpu" and on_device else None,
-            "torn": sum(run.state is RunState.TORN for run in self._runs.all),
+            "torn": sum(run.state is RunState.TORN for run in self._copied),
         }
-
-    def _iterate(self, count: int) -> float:
-        self._training.synchronize()
-        started = time.perf_counter()
-        for _ in range(count):
-            self._training.iterate()
-        self._training.synchronize()
-        return time.perf_counter() - started
 
     def _checkpointed(self, mode: SnapshotMode) -> float:
         """Return the seconds of a checkpoint and the iterations after it; then wait until it is durable."""
         self._settle()
-        self._training.synchronize()
-        started = time.perf_counter()
-        self._begin(mode)
-        for _ in range(SPACING):
-            self._training.iterate()
-        self._training.synchronize()
-        seconds = time.perf_counter() - started
+        acts = itertools.chain([lambda: self._begin(mode)], itertools.repeat(self._training.iterate))
+        seconds = self._training.seconds(1 + SPACING, lambda: next(acts)())
         self._settle()
         return seconds
 
     def _every_iteration(self, count: int, mode: SnapshotMode) -> float:
-        self._settle()
-        self._training.synchronize()
-        started = time.perf_counter()
-        for _ in range(count):
+        def iterate() -> None:
             self._training.iterate()
             self._begin(mode)
-        self._training.synchronize()
-        return time.perf_counter() - started
+
+        self._settle()
+        return self._training.seconds(count, iterate)
 
     def _begin(self, mode: SnapshotMode) -> None:
         self._session._controller.mode = mode
         self._session.checkpoint()
-        self._step()
-
-    def _step(self) -> None:
-        started = time.perf_counter()
-        self._session.step()
-        self._blocked += time.perf_counter() - started
+        self._blocked += seconds_of(self._session.step)
 
     def _settle(self) -> None:
         self._session.wait(TIMEOUT_SECONDS)
@@ -170,33 +122,10 @@ class Measurement:
         self._blocked += time.perf_counter() - self._hook_began
 
 
-def line_of(found: dict[str, Any]) -> str:
-    on_device, iteration = found["device_copy_seconds"], found["iteration_seconds"]
-    return (
-        f"{found['state_gb']:5.2f} GB {found['mode']:>5} {iteration * 1e3:7.1f} ms "
-        f"{found['bare_gb_per_second']:5.1f} GB/s {found['copy_gb_per_second']:5.1f} GB/s "
-        f"{found['copy_gb_per_second'] / found['bare_gb_per_second']:8.2f} "
-        f"{found['blocked_seconds'] * 1e3:6.2f} ms "
-        f"{found['slowdown_seconds'] * 1e3:7.2f} ms {found['slowdown_seconds'] / iteration:8.2%} "
-        f"{found['every_iteration']:9.3f} {'-' if on_device is None else f'{on_device * 1e3:7.2f} ms':>10}"
-    )
-
-
-def cases(context: Context) -> list[tuple[str, Callable[[], CaseResult]]]:
-    sizes = SIZES_GB[:1] if context.small else SIZES_GB
-    return [(f"{size:g} GB", partial(measured, context, size)) for size in sizes]
-
-
-def measured(context: Context, gigabytes: float) -> CaseResult:
+def measured(gigabytes: float, context: Context) -> CaseResult:
     """Measure one size in a process of its own."""
-    command = [
-        sys.executable, "-m", "benchmarks.cuda.copying", context.device, str(gigabytes), str(context.folder),
-        *(["--small"] if context.small else []),
-    ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{gigabytes:g} GB failed: {done.stderr[-400:]}")
-    rows = list(json.loads(done.stdout.splitlines()[-1]))
+    small = ["--small"] if context.small else []
+    rows = output_of("benchmarks.cuda.copying", context.device, gigabytes, context.folder, *small)
     values: dict[str, Any] = {"state_gb": rows[0]["state_gb"], "bare_gb_per_second": rows[0]["bare_gb_per_second"]}
     for row in rows:
         mode = row["mode"]
@@ -208,7 +137,7 @@ def measured(context: Context, gigabytes: float) -> CaseResult:
             f"{mode}_torn": row["torn"],
         }
     values["iteration_seconds"] = rows[0]["iteration_seconds"]
-    return CaseResult(values, None if context.small else _is_met(gigabytes, values))
+    return CaseResult(values, context.judged(_is_met(gigabytes, values)))
 
 
 def _is_met(gigabytes: float, values: dict[str, Any]) -> bool:
@@ -218,11 +147,13 @@ def _is_met(gigabytes: float, values: dict[str, Any]) -> bool:
     return is_fast and values["cpu_blocked_ms"] < GOAL_BLOCKED_MS and slowdown <= GOAL_SLOWDOWN
 
 
-def main() -> None:
-    device, gigabytes, folder, *small = sys.argv[1:]
-    scale = TrainingScale.small(device) if small else TrainingScale.of_state(float(gigabytes), device)
-    print(json.dumps(Measurement(scale, device, Path(folder) / "store").run()))
+def main(device: str, gigabytes: float, folder: Path, small: bool = False) -> list[dict[str, Any]]:
+    scale = TrainingScale.small(device) if small else TrainingScale.of_state(gigabytes, device)
+    return Measurement(scale, device, folder / "store").run()
 
+
+CASES: Cases = {f"{size:g} GB": partial(measured, size) for size in SIZES_GB}
+SMALL_CASES = 1
 
 if __name__ == "__main__":
-    main()
+    run(main, is_helper=True)

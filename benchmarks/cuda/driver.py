@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import queue
-import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,12 +17,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO
 
-import psutil
+from benchmarks.harness import ROOT, kill_all, memory_folder, scratch
 
 from .results import ResultFile, Row, figures_of, table_of
 from .stages import STAGES, Stage, by_name
 
-ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("agent", "series", "migrations", "server", "web")
 REPORT_SECONDS = 5.0
 """Kept for the table at the end."""
@@ -50,8 +47,8 @@ class Driver:
     def run(self) -> int:
         """Run what is missing; print the table and the figures whatever happens. Return the exit status."""
         try:
-            with tempfile.TemporaryDirectory(prefix="holdfast-cuda-", ignore_cleanup_errors=True) as made:
-                environment = environment_of(Path(made), self._options.device)
+            with scratch() as made:
+                environment = environment_of(made, self._options.device)
                 self._results.add({"run": facts(self._options, environment)})
                 for stage in self._chosen():
                     self._run(stage, environment)
@@ -82,12 +79,11 @@ class Driver:
     def _in_process(self, stage: Stage, environment: dict[str, str], limit: float) -> tuple[str, str]:
         """Run a stage, and add its rows as they come; return how it ended, and why."""
         options = self._options
-        with scratch(options.folder or memory_folder()) as folder, scratch(options.disk) as disk:
-            command = self._command(stage, folder, disk)
-            with tempfile.TemporaryFile("w+") as log:
-                ended = self._followed(command, environment, limit, log, stage.name)
-                log.seek(0)
-                last = [line.strip() for line in log.read().splitlines() if line.strip()][-3:]
+        place = scratch(options.folder or memory_folder())
+        with place as folder, scratch(options.disk) as disk, tempfile.TemporaryFile("w+") as log:
+            ended = self._followed(self._command(stage, folder, disk), environment, limit, log, stage.name)
+            log.seek(0)
+            last = [line.strip() for line in log.read().splitlines() if line.strip()][-3:]
         if ended == "complete":
             failed = [case for case, row in self._results.cases(stage.name).items() if "error" in row]
             return ("failed", f"cases failed: {', '.join(failed)}") if failed else ("complete", "")
@@ -121,20 +117,8 @@ class Driver:
         except subprocess.TimeoutExpired:
             return "time limit"
         finally:
-            _end(process)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """End a stage with all processes that it has started, also those in sessions of their own."""
-    descendants = []
-    with contextlib.suppress(psutil.NoSuchProcess):
-        descendants = psutil.Process(process.pid).children(recursive=True)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    for each in descendants:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            each.kill()
-    process.wait()
+            kill_all(process.pid)
+            process.wait()
 
 
 def _lines(process: subprocess.Popen[str], until: float) -> Iterator[str]:
@@ -158,21 +142,6 @@ def _lines(process: subprocess.Popen[str], until: float) -> Iterator[str]:
         if line is None:
             return
         yield line
-
-
-@contextlib.contextmanager
-def scratch(parent: Path) -> Iterator[Path]:
-    """Make a folder for one stage; what a killed stage left is deleted, too."""
-    parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=".holdfast-cuda-", dir=parent))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def memory_folder() -> Path:
-    return Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
 
 
 def environment_of(folder: Path, device: str) -> dict[str, str]:
@@ -203,17 +172,11 @@ def facts(options: DriverOptions, environment: dict[str, str]) -> Row:
         "print(json.dumps({'torch': torch.__version__, 'cuda': torch.version.cuda if cuda else None,"
         "'name': torch.cuda.get_device_name() if cuda else 'CPU'}))"
     )
-    said = subprocess.run(
-        [sys.executable, "-c", program, options.device],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )  # fmt: skip
-    lines = said.stdout.splitlines()
+    command = [sys.executable, "-c", program, options.device]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if said.returncode:
         sys.exit(f"torch cannot be used here: {said.stderr[-300:]}")
-    known = json.loads(lines[-1])
+    known = json.loads(said.stdout.splitlines()[-1])
     if options.device == "cuda" and known["cuda"] is None:
         sys.exit("torch finds no CUDA device here; --device cpu --small runs the stages without one")
     return {

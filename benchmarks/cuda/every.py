@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 from .gpt import SessionTraining
-from .stages import CaseResult, Context
+from .stages import CaseResult, Cases, Context
 
 GOAL = 0.035
-
-
-def cases(context: Context) -> list[tuple[str, Callable[[], CaseResult]]]:
-    return [("1 GB", partial(every_iteration, context))]
 
 
 def every_iteration(context: Context) -> CaseResult:
@@ -28,7 +21,8 @@ def every_iteration(context: Context) -> CaseResult:
         plain = (plain + training.seconds(count)) / 2
         durable = training.durable
     overhead = ours / plain - 1
-    return CaseResult(
-        {"overhead": overhead, "iteration_seconds": plain / count, "durable": durable},
-        overhead <= GOAL if not context.small else None,
-    )
+    values = {"overhead": overhead, "iteration_seconds": plain / count, "durable": durable}
+    return CaseResult(values, context.judged(overhead <= GOAL))
+
+
+CASES: Cases = {"1 GB": every_iteration}

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import psutil
 import torch
 
+from benchmarks.harness import kill_all
+
 from .exact_job import ExactTraining, Record
-from .stages import CaseResult, Context
+from .stages import CaseResult, Cases, Context
 
 KILLS, ITERATIONS = 5, 40
 INEXACT = ("loss", "state")
@@ -24,19 +26,10 @@ INEXACT = ("loss", "state")
 MOST_DELAY_SECONDS = 0.1
 
 
-def cases(context: Context) -> list[tuple[str, Callable[[], CaseResult]]]:
-    found: list[tuple[str, Callable[[], CaseResult]]] = [
-        ("SIGKILLs", partial(killed, context, 1 if context.small else KILLS, any_kernels=False)),
-        ("one process", partial(one_process, context)),
-        ("SIGKILL, any kernels", partial(killed, context, 1, any_kernels=True)),
-    ]
-    return found[:2] if context.small else found
-
-
-def killed(context: Context, kills: int, *, any_kernels: bool) -> CaseResult:
+def killed(context: Context, kills: int = KILLS, *, any_kernels: bool = False) -> CaseResult:
     """Compare a job that is killed at random moments with one that is not."""
     folder = context.folder / f"killed-{any_kernels}"
-    iterations = 6 if context.small else ITERATIONS
+    kills, iterations = (1, 6) if context.small else (kills, ITERATIONS)
     chance = random.Random(7)
     expected = _started(context, folder / "undisturbed", iterations, 0, any_kernels, None, chance)
     seen: list[Record] = []
@@ -60,36 +53,27 @@ def one_process(context: Context) -> CaseResult:
     """Restore in place, undo it, and run a second session in the same process."""
     torch.use_deterministic_algorithms(True)
     folder = context.folder / "one-process"
-    first = ExactTraining(folder / "first", context.device, workers=0)
-    records = first.records()
-    expected = {}
-    for _ in range(8):
-        record = next(records)
-        expected[record["iteration"]] = record
-        first.session.wait(60)
-    wrong = []
-    # the step that ends an iteration carries it out: 9 ends and 3 is restored, then 6 ends and 8 is
-    for restored, count in ((3, 3), (8, 1)):
-        if restored == 3:
-            next(records)
-        first.session.restore(restored)
-        for _ in range(count):
-            record = next(records)
+    expected: dict[int, Record] = {}
+    wrong: list[int] = []
+
+    def train(records: Iterator[Record], count: int) -> None:
+        for record in itertools.islice(records, count):
             if record != expected.setdefault(record["iteration"], record):
                 wrong.append(record["iteration"])
-            first.session.wait(60)
-    records.close()
-    first.session.close()
-    del first
-    second = ExactTraining(folder / "second", context.device, workers=0)
-    again = second.records()
-    wrong += [
-        record["iteration"]
-        for record in (next(again) for _ in range(4))
-        if record != expected[record["iteration"]]
-    ]
-    again.close()
-    second.session.close()
+            training.session.wait(60)
+
+    for name in ("first", "second"):
+        training = ExactTraining(folder / name, context.device, workers=0)
+        records = training.records()
+        train(records, 8 if name == "first" else 4)
+        if name == "first":
+            next(records)
+            # the step that ends an iteration carries it out: 9 ends and 3 is restored, then 6 ends and 8 is
+            for restored, count in ((3, 3), (8, 1)):
+                training.session.restore(restored)
+                train(records, count)
+        records.close()
+        training.session.close()
     return CaseResult({"iterations": len(expected)}, not wrong, f"different: {wrong}" if wrong else "")
 
 
@@ -108,7 +92,7 @@ def _started(
 ) -> list[Record]:
     """Run the job; kill it so many iterations later. Return the iterations that it said."""
     command = [
-        sys.executable, "-m", "benchmarks.cuda.exact_job", "--store", str(store), "--device", context.device,
+        sys.executable, "-m", "benchmarks.cuda.exact_job", str(store), "--device", context.device,
         "--iterations", str(iterations), "--start", str(start), "--workers", "0" if context.small else "2",
         *(["--any-kernels"] if any_kernels else []), *(["--killed"] if kill_after is not None else []),
     ]  # fmt: skip
@@ -123,7 +107,7 @@ def _started(
             time.sleep(chance.uniform(0, MOST_DELAY_SECONDS))
             break
     if kill_after is not None:
-        _kill(process.pid)
+        kill_all(process.pid)  # with the workers of its loader, which have its output open
         seen += _lines(process)
     status = process.wait()
     if status and kill_after is None:
@@ -131,18 +115,16 @@ def _started(
     return seen
 
 
-def _kill(pid: int) -> None:
-    """Kill a process and the workers of its loader, which have its output open."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        workers = process.children(recursive=True)
-        for each in (process, *workers):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
-
-
 def _lines(process: subprocess.Popen[str]) -> Iterator[Record]:
     assert process.stdout is not None
     for line in process.stdout:
         with contextlib.suppress(ValueError):  # cut off by the kill
             yield json.loads(line)
+
+
+CASES: Cases = {
+    "SIGKILLs": killed,
+    "one process": one_process,
+    "SIGKILL, any kernels": partial(killed, kills=1, any_kernels=True),
+}
+SMALL_CASES = 2

@@ -1,11 +1,10 @@
 """The training of the stage `exact`: it prints a line of JSON for each iteration, and may be killed at any moment.
 
-`python -m benchmarks.cuda.exact_job --store FOLDER --device cuda --iterations 40 --start 0`
+`python -m benchmarks.cuda.exact_job FOLDER --device cuda --iterations 40 --start 0`
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import signal
@@ -21,6 +20,7 @@ from torch.utils.data import Dataset
 import holdfast
 from benchmarks.checkpoint.scale import VOCABULARY, TrainingScale
 from benchmarks.checkpoint.training import Gpt
+from benchmarks.harness import run
 
 TOKENS, BATCH, SAMPLES = 32, 4, 64
 SCALE = TrainingScale(layers=2, width=128, tokens=TOKENS, batch=BATCH)
@@ -50,7 +50,7 @@ class ExactTraining:
     """A small GPT in bf16 with fused AdamW, dropout and a loader with workers."""
 
     def __init__(self, store: Path, device: str, *, start: int = 0, workers: int = 2) -> None:
-        # another random state at each start, so that nothing comes out right by chance
+        # another random state at each resume, so that nothing comes out right by chance
         fresh = not list(store.glob(f"{JOB}/*"))
         torch.manual_seed(0 if fresh else 100 + start)
         self.device = device
@@ -99,24 +99,29 @@ class ExactTraining:
         return whole.hexdigest()[:16]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--store", type=Path, required=True)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--iterations", type=int, default=40)
-    parser.add_argument("--start", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--any-kernels", action="store_true", help="nondeterministic kernels, too")
-    parser.add_argument("--killed", action="store_true", help="wait in the last iteration for the kill")
-    options = parser.parse_args()
-    if options.device == "cpu":
+def main(
+    store: Path,
+    device: str = "cuda",
+    iterations: int = 40,
+    start: int = 0,
+    workers: int = 2,
+    any_kernels: bool = False,
+    killed: bool = False,
+) -> None:
+    """Train.
+
+    Args:
+        any_kernels: nondeterministic kernels, too
+        killed: wait in the last iteration for the kill
+    """
+    if device == "cpu":
         torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(not options.any_kernels)
-    training = ExactTraining(options.store, options.device, start=options.start, workers=options.workers)
+    torch.use_deterministic_algorithms(not any_kernels)
+    training = ExactTraining(store, device, start=start, workers=workers)
     for record in training.records():
         print(json.dumps(record), flush=True)
-        if record["iteration"] >= options.iterations:
-            if options.killed:
+        if record["iteration"] >= iterations:
+            if killed:
                 signal.pause()
             break
     training.session.step()
@@ -124,4 +129,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main, is_helper=True)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-import holdfast
+from benchmarks.checkpoint.ours import open_session
 from benchmarks.checkpoint.scale import TrainingScale
 from benchmarks.checkpoint.training import BenchmarkTraining
 from holdfast.save.run import SETTLED, Run, RunState
@@ -14,9 +13,9 @@ from .stages import Context
 
 
 def scale_of(gigabytes: float, context: Context) -> TrainingScale:
-    return (
-        TrainingScale.small(context.device) if context.small else TrainingScale.of_state(gigabytes, context.device)
-    )
+    if context.small:
+        return TrainingScale.small(context.device)
+    return TrainingScale.of_state(gigabytes, context.device)
 
 
 class SessionTraining:
@@ -25,11 +24,9 @@ class SessionTraining:
     def __init__(self, context: Context, gigabytes: float, **options: Any) -> None:
         self.training = BenchmarkTraining(scale_of(gigabytes, context))
         self.begun = self.durable = self.in_flight = 0
-        self._iterate(2)
-        self.session = holdfast.Session(
-            "cuda", store=context.folder / "store", server="", keep=1, model=self.training.model,
-            optimizer=self.training.optimizer, **options,
-        )  # fmt: skip
+        self.training.seconds(2)
+        options = {"every": None, "keep": 1} | options
+        self.session = open_session(context.folder / "store", self.training, **options)
         self.session.observe(self)
 
     def run_changed(self, run: Run, state: RunState) -> None:
@@ -42,15 +39,8 @@ class SessionTraining:
 
     def seconds(self, count: int) -> float:
         """Return the seconds of so many iterations with the session."""
-        self.training.synchronize()
-        began = time.perf_counter()
-        for _ in range(count):
-            self.training.iterate()
-            self.session.step()
-        self.training.synchronize()
-        return time.perf_counter() - began
+        return self.training.seconds(count, self._iterate)
 
-    def _iterate(self, count: int) -> None:
-        for _ in range(count):
-            self.training.iterate()
-        self.training.synchronize()
+    def _iterate(self) -> None:
+        self.training.iterate()
+        self.session.step()

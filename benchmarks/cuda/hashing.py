@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from functools import partial
-from statistics import median
 
 import torch
 
+from benchmarks.harness import median_seconds
 from holdfast.incremental.row_hashes import HashTree, changed_leaves, hash_tree
 
-from .stages import CaseResult, Context
+from .stages import CaseResult, Cases, Context
 
 ROWS, SMALL_ROWS, ROW_BYTES = 8 << 20, 1 << 13, 128
 """1 GB of an embedding with 32 numbers of float32 a row, or 1 MB."""
 ROUNDS = 5
 GOAL = 10.0
-
-
-def cases(context: Context) -> list[tuple[str, Callable[[], CaseResult]]]:
-    return [("1 GB", partial(trees, context))]
 
 
 def trees(context: Context) -> CaseResult:
@@ -30,9 +24,13 @@ def trees(context: Context) -> CaseResult:
     device = host.to(context.device, copy=True)
     before = hash_tree(host, ROW_BYTES), hash_tree(device, ROW_BYTES)
     is_equal = _are_equal(*before)
-    host_seconds, device_seconds = (
-        median(_seconds(data, context) for _ in range(ROUNDS)) for data in (host, device)
-    )
+
+    def tree(data: torch.Tensor) -> None:
+        hash_tree(data, ROW_BYTES)
+        if context.device == "cuda":
+            torch.cuda.synchronize()
+
+    host_seconds, device_seconds = median_seconds(ROUNDS, partial(tree, host), partial(tree, device))
     row = count // 3
     host[row * ROW_BYTES + 5] ^= 1
     device[row * ROW_BYTES + 5] ^= 1
@@ -50,7 +48,7 @@ def trees(context: Context) -> CaseResult:
     }
     if not is_exact:
         return CaseResult(values, False, "the trees of host and device differ")
-    return CaseResult(values, None if context.small else ratio >= GOAL)
+    return CaseResult(values, context.judged(ratio >= GOAL))
 
 
 def _are_equal(first: HashTree, second: HashTree) -> bool:
@@ -58,14 +56,4 @@ def _are_equal(first: HashTree, second: HashTree) -> bool:
     return all(torch.equal(one, other.cpu()) for one, other in pairs)
 
 
-def _seconds(data: torch.Tensor, context: Context) -> float:
-    _synchronize(context)
-    began = time.perf_counter()
-    hash_tree(data, ROW_BYTES)
-    _synchronize(context)
-    return time.perf_counter() - began
-
-
-def _synchronize(context: Context) -> None:
-    if context.device == "cuda":
-        torch.cuda.synchronize()
+CASES: Cases = {"1 GB": trees}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,16 +16,12 @@ from holdfast.save.run import SETTLED, Run, RunState
 from holdfast.store import open_store
 from holdfast.system.host_memory import bytes_of
 
-from .stages import CaseResult, Context
+from .stages import CaseResult, Cases, Context
 
 NUMBERS, SMALL_NUMBERS = 128 << 20, 2 << 20
 """Of an array in float64: 1 GB, or 16 MB."""
 ITERATIONS = 4
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel")
-
-
-def cases(context: Context) -> list[tuple[str, Callable[[], CaseResult]]]:
-    return [("array", partial(forked, context))]
 
 
 class ForkWatcher:
@@ -95,3 +89,6 @@ def forked(context: Context) -> CaseResult:
 def _stored(store: Path, run: Run) -> str | None:
     manifest = restore.verify(open_store(store), "host", run.id)
     return max(manifest.tensors, key=lambda each: each.end - each.start).digest
+
+
+CASES: Cases = {"array": forked}

@@ -7,9 +7,6 @@ has to be compiled.
 from __future__ import annotations
 
 import ctypes
-import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,12 +15,13 @@ import torch
 from torch import nn
 
 import holdfast
+from benchmarks.harness import seconds_of
 from holdfast.checkpoint import restore
 from holdfast.format.manifest import digest_tensor
 from holdfast.store import open_store
 from holdfast.system.host_memory import bytes_of
 
-from .stages import CaseResult, Context
+from .stages import CaseResult, Cases, Context
 
 NUMBERS = 64 << 20
 """Of float32, 0.25 GB; with momentum and gradients 0.75 GB, or an eighth of what is free."""
@@ -32,10 +30,6 @@ GLOBAL = 1
 """cudaMemAttachGlobal."""
 MOST_SLOWER = 1.5
 """A read by the device after a snapshot takes at most so many times as long as before it: no page was moved."""
-
-
-def cases(context: Context) -> list[tuple[str, Callable[[], CaseResult]]]:
-    return [("snapshot and restore", partial(snapshots, context))]
 
 
 class ManagedAllocator:
@@ -123,11 +117,13 @@ def _digest(part: torch.Tensor) -> str:
 
 def _read_seconds(part: torch.Tensor) -> float:
     """Return the duration of the first read of all pages by the device."""
+
+    def read() -> None:
+        part.detach().sum()
+        torch.cuda.synchronize()
+
     torch.cuda.synchronize()
-    began = time.perf_counter()
-    part.detach().sum()
-    torch.cuda.synchronize()
-    return time.perf_counter() - began
+    return seconds_of(read)
 
 
 def _stored(context: Context, iteration: int) -> str | None:
@@ -135,3 +131,6 @@ def _stored(context: Context, iteration: int) -> str | None:
     found = next(each for each in store.checkpoints("managed") if int(each.partition("-")[0]) == iteration)
     manifest = restore.verify(store, "managed", found)
     return next(each.digest for each in manifest.tensors if each.name.startswith("model"))
+
+
+CASES: Cases = {"snapshot and restore": snapshots}

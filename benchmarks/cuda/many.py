@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import collections
 import os
-import socket
 import subprocess
 import sys
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,15 +13,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
+from benchmarks.harness import ROOT, free_port, meeting_place
 
-from .stages import CaseResult, Context
+from .stages import CaseResult, Cases, Context
 
-ROOT = Path(__file__).resolve().parents[2]
 PROCESSES = 12
-
-
-def cases(context: Context) -> list[tuple[str, Callable[[], CaseResult]]]:
-    return [("12 processes", partial(processes, context)), ("two ranks", partial(ranks, context))]
 
 
 def processes(context: Context) -> CaseResult:
@@ -41,11 +33,8 @@ def ranks(context: Context) -> CaseResult:
     """Run two ranks on the device, over NCCL if it allows that, else over gloo."""
     notes: list[str] = []
     for backend in ("nccl", "gloo") if context.device == "cuda" else ("gloo",):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        settings = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
-        started = [_start(context, backend, backend, **settings, RANK=str(rank)) for rank in range(2)]
+        port = free_port()
+        started = [_start(context, backend, backend, **meeting_place(rank, 2, port)) for rank in range(2)]
         reasons = [reason for reason in map(_reason, started) if reason]
         if not reasons:
             return CaseResult({"backend": backend}, True, "; ".join(notes))
@@ -69,10 +58,9 @@ def _reason(process: subprocess.Popen[str]) -> str:
     return f"exit status {process.returncode}: {(lines or output.splitlines() or [''])[-1][:200]}"
 
 
-def main() -> None:
-    device, store, *backend = sys.argv[1:]
+def main(device: str, store: str, backend: str = "") -> None:
     if backend:
-        dist.init_process_group(backend[0])
+        dist.init_process_group(backend)
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512)).to(device)
     if backend:
@@ -90,5 +78,7 @@ def main() -> None:
         dist.destroy_process_group()
 
 
+CASES: Cases = {"12 processes": processes, "two ranks": ranks}
+
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

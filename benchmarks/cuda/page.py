@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import collections
 import textwrap
-from pathlib import Path
+
+from benchmarks.harness import ROOT
 
 from .results import ResultFile, describe, status_of
 from .stages import STAGES, Stage
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/cuda.md"
 WIDTH = 118
 RESULTS = ROOT / "benchmarks/results"
@@ -58,8 +58,8 @@ is over. `--device cpu --small` runs the stages without a device, as `make test-
 To publish results, move the file to `benchmarks/results/cuda-DATE.jsonl`, run `python -m benchmarks.cuda.page`,
 and put the first sentence of the page into README.md and install.md: tests compare all three.
 
-A stage is a line in `benchmarks/cuda/stages.py` and a module in the same folder with `cases(context)`, which
-returns the name of each case and a function that returns its values.
+A stage is a line in `benchmarks/cuda/stages.py` and a module in the same folder with `CASES`: the name of each
+case and a function that returns its values.
 """
 
 

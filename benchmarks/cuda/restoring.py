@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import xxhash
 
 import holdfast
-from benchmarks.checkpoint.training import BenchmarkTraining, differing
-from benchmarks.restore import raw
+from benchmarks import disk
+from benchmarks.checkpoint.ours import JOB, open_session
+from benchmarks.checkpoint.training import BenchmarkTraining, differing, pinned_copy_seconds
+from benchmarks.harness import output_of, record_calls, run, seconds_of
 from holdfast.save.shared_buffers import SupervisorMemory
 from holdfast.system.host_memory import bytes_of
 
 from .gpt import scale_of
-from .stages import CaseResult, Context
+from .stages import CaseResult, Cases, Context
 
-ROOT = Path(__file__).resolve().parents[2]
 GIGABYTES, SMALL_BYTES = 8.0, 1 << 24
 GOAL_OF_BARE = 0.8
-JOB = "restored"
 PIECE_BYTES = 1 << 30
-
-
-def cases(context: Context) -> list[tuple[str, Callable[[], CaseResult]]]:
-    return [("page cache and disk", partial(from_files, context)), ("memory tier", partial(from_memory, context))]
 
 
 def from_files(context: Context) -> CaseResult:
@@ -44,28 +35,28 @@ def from_files(context: Context) -> CaseResult:
 
     file = next((context.disk / JOB).glob("*/rank-0.safetensors"))
     size = file.stat().st_size
-    target = raw.touched(raw.padded(size))
+    target = disk.touched(size)
     warm = _restored(training, context.disk)
-    raw.forget(file)
+    disk.forget_cached(file)
     cold = _restored(training, context.disk)
     to_device = size / _bytes_per_second(context)
-    disk = raw.read(file, target)
-    _filled(file)  # after the direct read the cache holds nothing
-    cached = _filled(file)
+    direct = disk.read_uncached(file, target)
+    disk.fill_cache(file)  # after the direct read the cache holds nothing
+    cached = seconds_of(lambda: disk.fill_cache(file))
     values = {
         "state_gb": size / 1e9, "warm_seconds": warm, "cold_seconds": cold, "bare_to_device_seconds": to_device,
-        "bare_disk_seconds": disk, "bare_cached_seconds": cached,
-        "warm_of_bare": max(to_device, cached) / warm, "cold_of_bare": max(to_device, disk) / cold,
+        "bare_disk_seconds": direct, "bare_cached_seconds": cached,
+        "warm_of_bare": max(to_device, cached) / warm, "cold_of_bare": max(to_device, direct) / cold,
     }  # fmt: skip
     is_met = min(values["warm_of_bare"], values["cold_of_bare"]) >= GOAL_OF_BARE
-    return CaseResult(values, None if context.small else is_met)
+    return CaseResult(values, context.judged(is_met))
 
 
 def _saved(context: Context, store: Path) -> tuple[BenchmarkTraining, holdfast.Session]:
     """Return a training with a durable checkpoint; its session is left open, as a crash would leave it."""
     training = BenchmarkTraining(scale_of(GIGABYTES, context))
     training.iterate()
-    session = _session(store, training)
+    session = open_session(store, training, keep=1)
     session.resume()
     session.checkpoint()
     session.step()
@@ -76,60 +67,32 @@ def _saved(context: Context, store: Path) -> tuple[BenchmarkTraining, holdfast.S
 def _restored(training: BenchmarkTraining, store: Path) -> float:
     """Return the seconds of a resume into a new model; every byte is compared afterwards."""
     fresh = BenchmarkTraining(training.scale, blank=True)
-    with _session(store, fresh) as session:
-        training.synchronize()
-        began = time.perf_counter()
+
+    def resume() -> None:
         if not session.resume():
             raise RuntimeError("nothing was restored")
-        training.synchronize()
-        seconds = time.perf_counter() - began
+
+    with open_session(store, fresh, keep=1) as session:
+        seconds = training.seconds(1, resume)
         if wrong := differing(training, fresh):
             raise RuntimeError(f"{len(wrong)} tensors came back wrong: {', '.join(wrong[:3])}")
     return seconds
 
 
-def _session(store: Path, training: BenchmarkTraining) -> holdfast.Session:
-    return holdfast.Session(
-        JOB, store=store, server="", every=10**9, keep=1, model=training.model, optimizer=training.optimizer
-    )
-
-
-def _filled(file: Path) -> float:
-    """Read a file through the page cache; return the seconds."""
-    buffer = bytearray(8 << 20)
-    began = time.perf_counter()
-    with file.open("rb", buffering=0) as source:
-        while source.readinto(buffer):
-            pass
-    return time.perf_counter() - began
-
-
 def _bytes_per_second(context: Context) -> float:
     """Return the bandwidth of a copy from pinned memory to the device."""
     size = SMALL_BYTES if context.small else PIECE_BYTES
-    here = torch.empty(size, dtype=torch.uint8, pin_memory=context.device == "cuda")
-    there = torch.empty(size, dtype=torch.uint8, device=context.device)
-    seconds = []
-    for _ in range(6):
-        began = time.perf_counter()
-        there.copy_(here, non_blocking=True)
-        if context.device == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began)
-    return size / statistics.median(seconds[1:])
+    return size / statistics.median(pinned_copy_seconds(size, context.device, to_device=True))
 
 
 def from_memory(context: Context) -> CaseResult:
     """Restore from a snapshot in the memory of a supervisor, which outlives the process that took it."""
     shared = context.folder / "slots"
     shared.mkdir()
-    held = SupervisorMemory(shared)
-    try:
+    with contextlib.closing(SupervisorMemory(shared)) as held:
         saved = _in_process(context, "seed", shared)
         held.release_claims()
         found = _in_process(context, "resume", shared)
-    finally:
-        held.close()
     if found["digest"] != saved["digest"]:
         raise RuntimeError("other bytes came back")
     to_device = saved["state_bytes"] / _bytes_per_second(context)
@@ -142,20 +105,13 @@ def from_memory(context: Context) -> CaseResult:
         "was_in_memory": found["was_in_memory"],
     }
     is_met = found["was_in_memory"] and of_bare >= GOAL_OF_BARE
-    return CaseResult(values, None if context.small else is_met)
+    return CaseResult(values, context.judged(is_met))
 
 
-def _in_process(context: Context, role: str, shared: Path) -> dict[str, Any]:
-    command = [
-        sys.executable, "-m", "benchmarks.cuda.restoring", role, context.device, str(context.folder / "store"),
-        *(["--small"] if context.small else []),
-    ]  # fmt: skip
-    environment = os.environ | {"HOLDFAST_SUPERVISION": str(shared)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    if not done.stdout:
-        raise RuntimeError(f"{role} ended with {done.returncode}: {done.stderr[-400:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+def _in_process(context: Context, role: str, shared: Path) -> Any:
+    store, small = context.folder / "store", ["--small"] if context.small else []
+    module, environment = "benchmarks.cuda.restoring", {"HOLDFAST_SUPERVISION": str(shared)}
+    return output_of(module, role, context.device, store, *small, **environment)
 
 
 def _digest(training: BenchmarkTraining) -> str:
@@ -165,33 +121,21 @@ def _digest(training: BenchmarkTraining) -> str:
     return whole.hexdigest()
 
 
-def main() -> None:
+def main(role: str, device: str, store: Path, small: bool = False) -> dict[str, Any]:
     """Save a state and die, or resume it from memory."""
-    role, device, store, *small = sys.argv[1:]
-    context = Context(device, bool(small), Path(store), Path(store))
+    context = Context(device, small, store, store)
     if role == "seed":
         training, _ = _saved(context, context.folder)
-
         print(json.dumps({"digest": _digest(training), "state_bytes": training.state_bytes}), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     fresh = BenchmarkTraining(scale_of(GIGABYTES, context), blank=True)
-    session = _session(context.folder, fresh)
-    loads: list[str] = []
-    load = session._memory.load
+    with open_session(context.folder, fresh, keep=1) as session:
+        loads = record_calls(session._memory, "load")
+        seconds = fresh.seconds(1, session.resume)
+        return {"seconds": seconds, "digest": _digest(fresh), "was_in_memory": bool(loads)}
 
-    def noted(*arguments: Any, **options: Any) -> Any:
-        loads.append("memory")
-        return load(*arguments, **options)
 
-    session._memory.load = noted  # type: ignore[method-assign]
-    fresh.synchronize()
-    began = time.perf_counter()
-    session.resume()
-    fresh.synchronize()
-    seconds = time.perf_counter() - began
-    print(json.dumps({"seconds": seconds, "digest": _digest(fresh), "was_in_memory": bool(loads)}), flush=True)
-    session.close()
-
+CASES: Cases = {"page cache and disk": from_files, "memory tier": from_memory}
 
 if __name__ == "__main__":
-    main()
+    run(main, is_helper=True)

@@ -5,45 +5,37 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from benchmarks.checkpoint.registry import OURS, PLAIN, TORCH_SAVE
+from benchmarks.harness import ROOT
 
-from .stages import CaseResult, Context, by_name
+from .stages import CaseResult, Cases, Context, by_name
 
-ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = (
     OURS, PLAIN, TORCH_SAVE, "DCP async, thread", "DCP async, process", "torch_checkpointing",
     "nvidia-resiliency-ext",
 )  # fmt: skip
-SMALL = (OURS, TORCH_SAVE)
+FEW = (OURS, TORCH_SAVE)
 GOAL_SLOWDOWN, GOAL_RESTORE = 0.5, 1.0
 """Holdfast ÷ the best of the others."""
-
-
-def cases(context: Context) -> list[tuple[str, Callable[[], CaseResult]]]:
-    return [("2 GB", partial(compared, context))]
 
 
 def compared(context: Context) -> CaseResult:
     size = ["--quick"] if context.small else ["--state-gb", "2", "--brief"]
     command = [
         sys.executable, "-m", "benchmarks.checkpoint", "--device", context.device, "--folder", str(context.folder),
-        *size, *(f"--only={name}" for name in (SMALL if context.small else LIBRARIES)),
+        *size, *(f"--only={name}" for name in (FEW if context.small else LIBRARIES)),
     ]  # fmt: skip
     lines = _output(command)
     figures: dict[str, Any] = json.loads(lines[-1].removeprefix("figures: "))
     values = {name: figures[name] for name in _MEASURES}
     left_out = [line.partition("left out")[2].strip() for line in lines if line.startswith("left out")]
     best = next((line for line in lines if line.startswith("best peers")), "")
-    met = _at_most(values["slowdown_vs_best_peer"], GOAL_SLOWDOWN) and _at_most(
-        values["restore_warm_vs_best_peer"], GOAL_RESTORE
-    )
+    goals = {"slowdown_vs_best_peer": GOAL_SLOWDOWN, "restore_warm_vs_best_peer": GOAL_RESTORE}
+    met = all(values[name] is not None and values[name] <= goal for name, goal in goals.items())
     note = "; ".join(filter(None, [best, *(f"left out {each}" for each in left_out)]))
-    return CaseResult(values, None if context.small else met, note)
+    return CaseResult(values, context.judged(met), note)
 
 
 def _output(command: list[str]) -> list[str]:
@@ -67,7 +59,4 @@ _MEASURES = (
     "blocked_vs_best_peer", "slowdown_vs_best_peer", "durable_vs_best_peer", "restore_vs_best_peer",
     "restore_warm_vs_best_peer", "slowdown_of_an_iteration", "noise_of_an_iteration", "restore_warm_vs_bare_read",
 )  # fmt: skip
-
-
-def _at_most(value: float | None, goal: float) -> bool:
-    return value is not None and value <= goal
+CASES: Cases = {"2 GB": compared}

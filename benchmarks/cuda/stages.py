@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,9 @@ class Context:
     disk: Path
     """A folder on a disk."""
 
+    def judged(self, is_met: bool) -> bool | None:
+        return None if self.small else is_met
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -36,7 +40,7 @@ class Stage:
     limit_seconds: int
     """After this time the stage is ended; the cases that it has written stay."""
     module: str
-    """Module of this package with `cases(context)`."""
+    """Module of this package with CASES."""
     by_name: bool = False
     """Run only where it is named: the whole takes less than nine minutes without it."""
 
@@ -123,6 +127,10 @@ STAGES = (
         150, 240, "suites", by_name=True,
     ),
 )  # fmt: skip
+
+
+Cases = dict[str, Callable[[Context], CaseResult]]
+"""Of a stage, by name. A module may have SMALL_CASES, the number of those that run with small sizes."""
 
 
 def by_name(name: str) -> Stage:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
-from .stages import CaseResult, Context
+from benchmarks.harness import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
+from .stages import CaseResult, Cases, Context
+
 FILES = (
     "test_device_copies.py",
     "exact/test_kills.py",
@@ -22,12 +21,7 @@ FILES = (
 WORKERS = 8
 
 
-def cases(context: Context) -> list[tuple[str, Callable[[], CaseResult]]]:
-    files = FILES[:1] if context.small else FILES
-    return [(name.removesuffix(".py"), partial(passed, context, name)) for name in files]
-
-
-def passed(context: Context, name: str) -> CaseResult:
+def passed(name: str, context: Context) -> CaseResult:
     """Run the tests of a file; needs pytest, pytest-xdist, pytest-timeout and hypothesis."""
     command = [
         sys.executable, "-m", "pytest", "-q", "-m", "not long", "-p", "no:cacheprovider",
@@ -39,3 +33,7 @@ def passed(context: Context, name: str) -> CaseResult:
     failed = [line.removeprefix("FAILED ") for line in lines if line.startswith(("FAILED", "ERROR"))]
     summary = lines[-1] if lines else done.stderr[-200:]
     return CaseResult({"summary": summary}, not done.returncode, "; ".join(failed))
+
+
+CASES: Cases = {name.removesuffix(".py"): partial(passed, name) for name in FILES}
+SMALL_CASES = 1

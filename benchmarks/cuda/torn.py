@@ -17,23 +17,12 @@ from holdfast.save.run import Run, RunState
 from holdfast.store import open_store
 from holdfast.system.host_memory import bytes_of
 
-from .stages import CaseResult, Context
+from .stages import CaseResult, Cases, Context
 
 PARTS, ITERATIONS = 8, 4
 NUMBERS = 8 << 20
 """Per part: 0.5 GB with momentum, whose copy takes longer than a forward and backward pass."""
 SMALL_NUMBERS = 1 << 14
-
-
-def cases(context: Context) -> list[tuple[str, Callable[[], CaseResult]]]:
-    return [
-        ("updates", partial(updates, context)),
-        ("writes through .data", partial(data_writes, context)),
-        ("stream of the script", partial(own_stream, context)),
-        ("CUDA graph", partial(graph, context, waits=False)),
-        ("CUDA graph, wait_copied", partial(graph, context, waits=True)),
-        ("torch.compile", partial(compiled, context)),
-    ]
 
 
 class FastTraining:
@@ -77,6 +66,11 @@ class FastTraining:
         self.expected[self.session.iteration + 1] = digests
         self.session.step()
 
+    def train(self, loss: Callable[[], torch.Tensor] | None = None) -> None:
+        for _ in range(ITERATIONS):
+            self.update(loss or self.loss)
+            self.end_iteration()
+
     def result(self, **values: Any) -> CaseResult:
         """Close the session, and compare each durable checkpoint with the state of its iteration."""
         self.session.close()
@@ -95,9 +89,7 @@ class FastTraining:
 
 def updates(context: Context) -> CaseResult:
     training = FastTraining(context, "updates")
-    for _ in range(ITERATIONS):
-        training.update(training.loss)
-        training.end_iteration()
+    training.train()
     return training.result()
 
 
@@ -119,18 +111,14 @@ def own_stream(context: Context) -> CaseResult:
     if stream is not None:
         stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():
-        for _ in range(ITERATIONS):
-            training.update(training.loss)
-            training.end_iteration()
+        training.train()
     return training.result()
 
 
 def compiled(context: Context) -> CaseResult:
     training = FastTraining(context, "compile")
     loss = torch.compile(training.loss, backend="eager" if context.small else "inductor")
-    for _ in range(ITERATIONS):
-        training.update(loss)
-        training.end_iteration()
+    training.train(loss)
     return training.result()
 
 
@@ -154,3 +142,13 @@ def graph(context: Context, *, waits: bool) -> CaseResult:
         training.end_iteration()
     at_once = sum(run.at_once for run in training.durable)
     return training.result(copied_at_once=at_once)
+
+
+CASES: Cases = {
+    "updates": updates,
+    "writes through .data": data_writes,
+    "stream of the script": own_stream,
+    "CUDA graph": partial(graph, waits=False),
+    "CUDA graph, wait_copied": partial(graph, waits=True),
+    "torch.compile": compiled,
+}

@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
-from .stages import CaseResult, Context
+from benchmarks.harness import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
+from .stages import CaseResult, Cases, Context
+
 SCRIPT = Path(__file__).with_name("warm_job.py")
 GOAL = 0.5
 KILLS = 2
@@ -22,15 +21,11 @@ TEMPLATE_SECONDS = 1.0
 """Until the process that warm starts are forked from has its imports."""
 
 
-def cases(context: Context) -> list[tuple[str, Callable[[], CaseResult]]]:
-    return [("restart", partial(restarts, context))]
-
-
 def restarts(context: Context) -> CaseResult:
     warm, cold = (min(_back_after(context, name)) for name in ("warm", "cold"))
     ratio = warm / cold
     values = {"warm_seconds": warm, "cold_seconds": cold, "warm_of_cold": ratio}
-    return CaseResult(values, None if context.small else ratio <= GOAL)
+    return CaseResult(values, context.judged(ratio <= GOAL))
 
 
 def _back_after(context: Context, name: str) -> list[float]:
@@ -65,3 +60,6 @@ def _back_after(context: Context, name: str) -> list[float]:
     if process.wait() or len(found) < kills:
         raise RuntimeError(f"{name}: {(context.folder / f'{name}.log').read_text()[-400:]}")
     return found
+
+
+CASES: Cases = {"restart": restarts}
