@@ -21,6 +21,7 @@ import holdfast
 from benchmarks.checkpoint.scale import VOCABULARY, TrainingScale
 from benchmarks.checkpoint.training import Gpt
 from benchmarks.harness import run
+from holdfast.store import open_store
 
 TOKENS, BATCH, SAMPLES = 32, 4, 64
 SCALE = TrainingScale(layers=2, width=128, tokens=TOKENS, batch=BATCH)
@@ -51,7 +52,7 @@ class ExactTraining:
 
     def __init__(self, store: Path, device: str, *, start: int = 0, workers: int = 2) -> None:
         # another random state at each resume, so that nothing comes out right by chance
-        fresh = not list(store.glob(f"{JOB}/*"))
+        fresh = not open_store(store).checkpoints(JOB)
         torch.manual_seed(0 if fresh else 100 + start)
         self.device = device
         self.model = DropoutGpt(SCALE).to(device)
@@ -78,7 +79,7 @@ class ExactTraining:
                 "samples": indices.tolist(),
                 "random": self._random_state(),
                 "updates": int(next(iter(self.optimizer.state.values()))["step"]),
-                "loss": float(loss).hex(),
+                "loss": loss.item().hex(),
                 "state": self._digest(),
             }
             self.session.step()

@@ -14,8 +14,10 @@ import torch
 
 from benchmarks.cuda import driver
 from benchmarks.cuda.driver import Driver, DriverOptions
+from benchmarks.cuda.exact_job import JOB, ExactTraining
 from benchmarks.cuda.results import ResultFile, figures_of, status_of, table_of
 from benchmarks.cuda.stages import STAGES, Stage
+from holdfast.store import open_store
 
 ROOT = Path(__file__).resolve().parents[3]
 KNOWN_LIMIT = "writes through .data"
@@ -58,6 +60,18 @@ def test_the_stages_take_less_than_nine_minutes_by_their_estimates() -> None:
     chosen = [stage for stage in STAGES if not stage.by_name]
     assert sum(stage.estimate_seconds for stage in chosen) < 9 * 60
     assert all(stage.estimate_seconds < stage.limit_seconds for stage in STAGES)
+
+
+def test_a_job_that_is_killed_before_its_first_checkpoint_begins_as_it_did(tmp_path: Path) -> None:
+    open_store(tmp_path / "killed").acquire_attempt(JOB, "killed")
+    found = []
+    for start, name in enumerate(("undisturbed", "killed")):
+        training = ExactTraining(tmp_path / name, "cpu", start=start, workers=0)
+        records = training.records()
+        found.append(next(records))
+        records.close()
+        training.session.close()
+    assert found[0] == found[1]
 
 
 SCRIPTS = {
