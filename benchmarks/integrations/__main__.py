@@ -10,19 +10,19 @@ the cost of a session in an iteration without a checkpoint.
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import json
+import itertools
 import pkgutil
 import signal
 import statistics
-import tempfile
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Literal, NamedTuple
 
+from benchmarks.harness import aligned, run, scratch
 from benchmarks.integrations import jobs, overhead
-from benchmarks.integrations.kills import Comparison, compare, entries, run
+from benchmarks.integrations.kills import Comparison, compare, entries
+from benchmarks.integrations.kills import run as kill_and_run
 from holdfast.format.manifest import MANIFEST
 from holdfast.format.manifest_files import ManifestFile, decode_manifest
 
@@ -33,8 +33,7 @@ DISTRIBUTIONS = {"fabric": "lightning", "stateful_loader": "torchdata", "plain":
 """Where the name of a script is not that of its framework's distribution."""
 
 
-@dataclasses.dataclass(kw_only=True)
-class Row:
+class Row(NamedTuple):
     script: str
     resumed_by: str
     lines: int | None
@@ -50,23 +49,16 @@ class Row:
         return "exact" if self.result.exact else "not exact"
 
     def cells(self) -> list[str]:
-        result = self.result
-        lines = "–" if self.lines is None else str(self.lines)
-        blocked = "–" if self.blocked_seconds is None else f"{self.blocked_seconds * 1000:.1f}"
-        start = [f"{self.script} {_version(self.script)}", self.resumed_by, lines]
-        if result is None:
-            return [*start, "fails", "–", "–", "–", "–", blocked]
-        wrong = len(set(result.different) | set(result.missing))
-        resume = f"{statistics.median(result.resume_seconds):.1f}" if result.resume_seconds else "–"
-        return [
-            *start,
-            "yes" if result.exact else "no",
-            f"{wrong} of {result.updates}",
-            str(result.repeated_samples),
-            str(result.repeated_updates),
-            resume,
-            blocked,
-        ]
+        blocked = None if self.blocked_seconds is None else f"{self.blocked_seconds * 1000:.1f}"
+        cells: list[object] = [f"{self.script} {_version(self.script)}", self.resumed_by, self.lines]
+        if (result := self.result) is None:
+            cells += ["fails", None, None, None, None]
+        else:
+            wrong = len(set(result.different) | set(result.missing))
+            resume = f"{statistics.median(result.resume_seconds):.1f}" if result.resume_seconds else None
+            cells += ["yes" if result.exact else "no", f"{wrong} of {result.updates}"]
+            cells += [result.repeated_samples, result.repeated_updates, resume]
+        return ["–" if cell is None else str(cell) for cell in [*cells, blocked]]
 
 
 OVERHEAD = "overhead"
@@ -75,57 +67,45 @@ HEAD = (
     *("script", "resumed by", "lines", "exact", "wrong updates", "samples twice", "updates repeated"),
     *("resume s", "blocked ms"),
 )
+LEGEND = """
+lines           lines of the script that name Holdfast or its session
+wrong updates   with another loss or other samples than without kills
+resume s        from the start of the process to the end of its first update, median
+blocked ms      time that a checkpoint blocks training, median"""
+NAMES = [module.name for module in pkgutil.iter_modules(jobs.__path__)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    names = [module.name for module in pkgutil.iter_modules(jobs.__path__)]
-    parser.add_argument(
-        "--only", choices=[*names, OVERHEAD], nargs="*",
-        help="scripts to run, and `overhead`; default: all whose framework is installed, and `overhead`",
-    )  # fmt: skip
-    parser.add_argument("--kills", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=1, help="seed of the updates after which a kill comes")
-    parser.add_argument(
-        "--sigterm",
-        action="store_true",
-        help="end each start by SIGTERM, for which Transformers has JIT checkpoints",
-    )
-    args = parser.parse_args()
-    if args.only is None:
-        args.only = [*(name for name in names if _version(name)), OVERHEAD]
-        print(f"not installed here: {', '.join(set(names) - set(args.only)) or 'nothing'}", flush=True)
+def main(
+    only: list[Literal[*NAMES, OVERHEAD]] | None = None, kills: int = 5, seed: int = 1, sigterm: bool = False
+) -> dict[str, str | float]:  # fmt: skip
+    """Compare the scripts.
+
+    Args:
+        only: scripts to run, and `overhead`; default: all whose framework is installed, and `overhead`
+        seed: of the updates after which a kill comes
+        sigterm: end each start by SIGTERM, for which Transformers has JIT checkpoints
+    """
+    if only is None:
+        only = [*(name for name in NAMES if _version(name)), OVERHEAD]
+        print(f"not installed here: {', '.join(set(NAMES) - set(only)) or 'nothing'}", flush=True)
     started, rows = time.monotonic(), []
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
-        for script in [name for name in args.only if name != OVERHEAD]:
-            for resumed_by in RESUMED_BY:
-                if resumed_by == "framework" and script in WITHOUT_OWN_RESUME:
-                    continue
-                row = _measure(script, resumed_by, Path(folder) / script / resumed_by, args)
-                rows.append(row)
-                seconds = time.monotonic() - started
-                print(f"[{seconds:5.0f} s] {script}, resumed by {resumed_by}: {row.outcome}", flush=True)
-    figures: dict[str, str | float] = {f"{row.script}_{row.resumed_by}": row.outcome for row in rows}
+    with scratch() as folder:
+        for script, resumed_by in itertools.product((name for name in only if name != OVERHEAD), RESUMED_BY):
+            if resumed_by == "framework" and script in WITHOUT_OWN_RESUME:
+                continue
+            row = _measure(script, resumed_by, folder / script / resumed_by, kills, seed, sigterm)
+            rows.append(row)
+            seconds = time.monotonic() - started
+            print(f"[{seconds:5.0f} s] {script}, resumed by {resumed_by}: {row.outcome}", flush=True)
     if rows:
-        _print_outcomes(rows)
-    if OVERHEAD in args.only:
-        costs = overhead.measure()
-        _print_table([list(OVERHEAD_HEAD), *map(_cost_cells, costs)])
-        figures |= {
-            f"{cost.script}_{cost.workers}_workers_overhead_microseconds": round(cost.median_microseconds)
-            for cost in costs
-        }
-    print("figures:", json.dumps(figures))
-
-
-def _print_outcomes(rows: list[Row]) -> None:
-    _print_table([list(HEAD), *(row.cells() for row in rows)])
-    print(
-        "\nlines           lines of the script that name Holdfast or its session\n"
-        "wrong updates   with another loss or other samples than without kills\n"
-        "resume s        from the start of the process to the end of its first update, median\n"
-        "blocked ms      time that a checkpoint blocks training, median"
-    )
+        print("", *aligned([HEAD, *(row.cells() for row in rows)], left=2), LEGEND, sep="\n")
+    costs = overhead.measure() if OVERHEAD in only else []
+    if costs:
+        print("", *aligned([OVERHEAD_HEAD, *map(_cost_cells, costs)]), sep="\n")
+    return {f"{row.script}_{row.resumed_by}": row.outcome for row in rows} | {
+        f"{cost.script}_{cost.workers}_workers_overhead_microseconds": round(cost.median_microseconds)
+        for cost in costs
+    }
 
 
 def _cost_cells(cost: overhead.Cost) -> list[str]:
@@ -134,29 +114,19 @@ def _cost_cells(cost: overhead.Cost) -> list[str]:
     return [f"{cost.script} {_version(cost.script)}", str(cost.workers), *(f"{figure:.0f}" for figure in figures)]
 
 
-def _measure(script: str, resumed_by: str, folder: Path, args: argparse.Namespace) -> Row:
-    by, options = (signal.SIGTERM, ["--preempted"]) if args.sigterm else (signal.SIGKILL, [])
-    uninterrupted = run(script, resumed_by, folder / "uninterrupted", arguments=options)
+def _measure(script: str, resumed_by: str, folder: Path, kills: int, seed: int, sigterm: bool) -> Row:
+    by, options = (signal.SIGTERM, ["--preempted"]) if sigterm else (signal.SIGKILL, [])
+    uninterrupted = kill_and_run(script, resumed_by, folder / "uninterrupted", arguments=options)
     result, error = None, ""
     try:
-        killed = run(
-            script, resumed_by, folder / "killed", kills=args.kills, seed=args.seed, by=by, arguments=options
-        )
-        result = compare(uninterrupted, killed)
+        more = {"kills": kills, "seed": seed, "by": by, "arguments": options}
+        result = compare(uninterrupted, kill_and_run(script, resumed_by, folder / "killed", **more))
     except RuntimeError as failed:
         error = str(failed).splitlines()[-1]
+    lines, blocked = None, [each["seconds"] for each in entries(uninterrupted) if each["event"] == "blocked"]
     if resumed_by == "holdfast":
-        blocked = _recorded_stalls(folder / "uninterrupted" / "store")
-    else:
-        blocked = [entry["seconds"] for entry in entries(uninterrupted) if entry["event"] == "blocked"]
-    return Row(
-        script=script,
-        resumed_by=resumed_by,
-        lines=_lines(script) if resumed_by == "holdfast" else None,
-        result=result,
-        error=error,
-        blocked_seconds=statistics.median(blocked) if blocked else None,
-    )
+        lines, blocked = _lines(script), _recorded_stalls(folder / "uninterrupted" / "store")
+    return Row(script, resumed_by, lines, result, statistics.median(blocked) if blocked else None, error)
 
 
 def _recorded_stalls(store: Path) -> list[float]:
@@ -165,13 +135,10 @@ def _recorded_stalls(store: Path) -> list[float]:
     return [manifest.timings["stall_seconds"] for manifest in manifests]
 
 
-def _source(script: str) -> str:
-    return (Path(jobs.__file__).parent / f"{script}.py").read_text()
-
-
 def _lines(script: str) -> int:
     """Count the statements of a script that name Holdfast or its session."""
-    lines = [line.strip() for line in _source(script).splitlines()]
+    source = (Path(jobs.__file__).parent / f"{script}.py").read_text()
+    lines = [line.strip() for line in source.splitlines()]
     return sum(
         ("holdfast" in line or "session" in line) and not line.startswith(("#", '"""')) and "resume_by" not in line
         for line in lines
@@ -185,12 +152,5 @@ def _version(script: str) -> str:
         return ""
 
 
-def _print_table(cells: list[list[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    print()
-    for line in cells:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-
-
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -10,6 +10,7 @@ import json
 import os
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,8 @@ def arguments(parser: argparse.ArgumentParser | None = None) -> argparse.Namespa
     parser = parser or argparse.ArgumentParser()
     parser.add_argument("--resume-by", choices=("holdfast", "framework", "nothing"), required=True)
     parser.add_argument("--store", type=Path, required=True, help="directory of checkpoints")
-    parser.add_argument(
-        "--log",
-        "--update-log",
-        dest="log",
-        type=Path,
-        required=True,
-        help="file to which every update appends a line",
-    )
+    log = "file to which every update appends a line"
+    parser.add_argument("--log", "--update-log", dest="log", type=Path, required=True, help=log)
     parser.add_argument("--workers", type=int, default=WORKERS)
     parser.add_argument(
         "--preempted", action="store_true", help="the script receives SIGTERM: use the framework's own handling"
@@ -100,3 +95,19 @@ class UpdateLog:
 
     def _write(self, **entry: Any) -> None:
         self._file.write(json.dumps(entry | {"at": time.time()}) + "\n")
+
+
+def log_blocked_time(
+    owner: Any, name: str, log: UpdateLog, *, where: Callable[..., bool] = lambda *_, **__: True
+) -> None:
+    """Log how long each call of a method takes that saves something."""
+    save = getattr(owner, name)
+
+    def timed(*arguments: Any, **options: Any) -> Any:
+        started = time.perf_counter()
+        saved = save(*arguments, **options)
+        if saved is not False and where(*arguments, **options):
+            log.blocked(time.perf_counter() - started)
+        return saved
+
+    setattr(owner, name, timed)

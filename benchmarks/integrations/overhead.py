@@ -6,13 +6,14 @@ this thread, without workers.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.harness import scratch
 from benchmarks.integrations import job
 
 ROUNDS, UPDATES, WARM_UP = 4, 300, 50
@@ -62,17 +64,16 @@ def measure(rounds: int = ROUNDS) -> list[Cost]:
 
 
 def _measure(name: str, train: Train, workers: int, rounds: int) -> Cost:
-    without: list[float] = []
-    with_holdfast: list[float] = []
+    cost = Cost(script=name, workers=workers, without=[], with_holdfast=[])
     for _ in range(rounds):
-        without += _seconds(train(None, workers))
-        with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as store:
-            with_holdfast += _seconds(train(Path(store), workers))
-    return Cost(script=name, workers=workers, without=without, with_holdfast=with_holdfast)
+        cost.without.extend(_seconds(train(None, workers)))
+        with scratch() as store:
+            cost.with_holdfast.extend(_seconds(train(store, workers)))
+    return cost
 
 
-def _seconds(ends: list[float]) -> list[float]:
-    return [end - begin for begin, end in zip(ends[WARM_UP:], ends[WARM_UP + 1 :], strict=False)]
+def _seconds(ends: list[float]) -> Iterator[float]:
+    return (end - begin for begin, end in itertools.pairwise(ends[WARM_UP:]))
 
 
 def _p10(values: list[float]) -> float:
@@ -86,58 +87,47 @@ def _training() -> tuple[nn.Module, torch.optim.Optimizer, torch.utils.data.Data
     ends: list[float] = []
     optimizer.register_step_post_hook(lambda *_: ends.append(time.thread_time()))
     samples = job.BATCH_SIZE * UPDATES
-    data = torch.utils.data.TensorDataset(
-        torch.randn(samples, job.FEATURES), torch.randint(job.CLASSES, (samples,))
-    )
-    return model, optimizer, data, ends
+    features, classes = torch.randn(samples, job.FEATURES), torch.randint(job.CLASSES, (samples,))
+    return model, optimizer, torch.utils.data.TensorDataset(features, classes), ends
+
+
+def _loop(
+    batches: Iterable[Any], model: Any, optimizer: Any, session: Any, backward: Callable[[Any], None]
+) -> None:
+    for features, classes in batches:
+        backward(nn.functional.cross_entropy(model(features), classes))
+        optimizer.step()
+        optimizer.zero_grad()
+        if session is not None:
+            session.step()
 
 
 def _plain(store: Path | None, workers: int) -> list[float]:
     import holdfast
 
     model, optimizer, data, ends = _training()
+    options: dict[str, Any] = {"batch_size": job.BATCH_SIZE, "shuffle": True, "num_workers": workers}
     if store is None:
-        for features, classes in torch.utils.data.DataLoader(
-            data, batch_size=job.BATCH_SIZE, shuffle=True, num_workers=workers
-        ):
-            nn.functional.cross_entropy(model(features), classes).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        _loop(torch.utils.data.DataLoader(data, **options), model, optimizer, None, torch.Tensor.backward)
         return ends
-    with holdfast.Session(
-        "overhead", model=model, optimizer=optimizer, store=store, every=NO_CHECKPOINT
-    ) as session:
-        loader = holdfast.DataLoader(
-            data, batch_size=job.BATCH_SIZE, shuffle=True, seed=job.SEED, num_workers=workers
-        )
-        for features, classes in session.batches(loader):
-            nn.functional.cross_entropy(model(features), classes).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            session.step()
+    objects = {"model": model, "optimizer": optimizer}
+    with holdfast.Session("overhead", store=store, every=NO_CHECKPOINT, **objects) as session:
+        batches = session.batches(holdfast.DataLoader(data, seed=job.SEED, **options))
+        _loop(batches, model, optimizer, session, torch.Tensor.backward)
     return ends
 
 
 def _accelerate(store: Path | None, workers: int) -> list[float]:
     from accelerate import Accelerator
 
-    import holdfast.integrations.accelerate
+    from holdfast.integrations.accelerate import session as session_of
 
     model, optimizer, data, ends = _training()
     accelerator = Accelerator(cpu=True)
     loader = torch.utils.data.DataLoader(data, batch_size=job.BATCH_SIZE, shuffle=True, num_workers=workers)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    session = None
-    if store is not None:
-        session = holdfast.integrations.accelerate.session(
-            accelerator, "overhead", store=store, every=NO_CHECKPOINT
-        )
-    for features, classes in loader:
-        accelerator.backward(nn.functional.cross_entropy(model(features), classes))
-        optimizer.step()
-        optimizer.zero_grad()
-        if session is not None:
-            session.step()
+    session = session_of(accelerator, "overhead", store=store, every=NO_CHECKPOINT) if store is not None else None
+    _loop(loader, model, optimizer, session, accelerator.backward)
     if session is not None:
         session.close()
     return ends

@@ -28,10 +28,8 @@ class NoiseByIndex(job.AugmentedSamples):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int, int]:
         generator = torch.Generator().manual_seed(index)
-        return self._features[index] + 0.1 * torch.randn(job.FEATURES, generator=generator), *self._labels(index)
-
-    def _labels(self, index: int) -> tuple[int, int]:
-        return self._classes[index], index
+        noisy = self._features[index] + 0.1 * torch.randn(job.FEATURES, generator=generator)
+        return noisy, self._classes[index], index
 
 
 def torchdata_loader(args: argparse.Namespace) -> Iterable[Any]:

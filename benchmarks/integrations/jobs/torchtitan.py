@@ -10,8 +10,6 @@ import argparse
 import json
 import os
 import random
-import socket
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +17,7 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FSDPModule
 
+from benchmarks.harness import meeting_place
 from benchmarks.integrations import job
 
 STEPS, SEQUENCE, ROWS = 36, 32, 2
@@ -94,12 +93,8 @@ def main() -> None:
     parser.add_argument("--no-masks", action="store_true")
     args = job.arguments(parser)
     on_cpu()
-    for name, value in {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
+    for name, value in meeting_place(0).items():
         os.environ.setdefault(name, value)
-    if "MASTER_PORT" not in os.environ:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            os.environ["MASTER_PORT"] = str(free.getsockname()[1])
     inputs = args.log.parent / f"inputs-{os.environ['RANK']}"
     if not (inputs / "c4" / "data.json").exists():
         write_inputs(inputs)
@@ -113,7 +108,7 @@ def main() -> None:
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM
     if args.resume_by == "framework":
-        _time_saves(trainer.checkpointer, log)
+        job.log_blocked_time(trainer.checkpointer, "save", log, where=lambda step, last_step=False: not last_step)
     try:
         trainer.train()
     except Exception:  # torchtitan closes its trainer after an error as well
@@ -145,19 +140,6 @@ def trainer_class(args: argparse.Namespace, log: job.UpdateLog) -> Any:
             log.update(self.step)
 
     return LoggedTrainer
-
-
-def _time_saves(checkpointer: Any, log: job.UpdateLog) -> None:
-    save = checkpointer.save
-
-    def timed(step: int, last_step: bool = False) -> bool:
-        started = time.perf_counter()
-        saved = bool(save(step, last_step))
-        if saved and not last_step:
-            log.blocked(time.perf_counter() - started)
-        return saved
-
-    checkpointer.save = timed
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from typing import Any
 
 import torch
@@ -112,21 +111,9 @@ def main() -> None:
         holdfast.integrations.transformers.attach(trainer, "transformers", store=args.store, every=job.EVERY)
     elif by_framework:
         newest = get_last_checkpoint(training.output_dir) if args.store.exists() else None
-        _log_blocked_time(trainer, log)
+        job.log_blocked_time(trainer, "_save_checkpoint", log)
     trainer.train(resume_from_checkpoint=newest)
     log.finished()
-
-
-def _log_blocked_time(trainer: Any, log: job.UpdateLog) -> None:
-    """Log how long the Trainer takes to save each checkpoint."""
-    save = trainer._save_checkpoint
-
-    def timed(*args: Any, **options: Any) -> None:
-        started = time.perf_counter()
-        save(*args, **options)
-        log.blocked(time.perf_counter() - started)
-
-    trainer._save_checkpoint = timed
 
 
 if __name__ == "__main__":
