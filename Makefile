@@ -125,7 +125,7 @@ bundle: setup  ## rebuild static/built from the scripts and styles of pages; nee
 	$(BIN)/python -m tools.bundle
 
 pictures: setup browser  ## retake the pictures in README and docs
-	$(BIN)/python tools/pictures.py
+	$(BIN)/python -m tools.pictures
 
 wheel: setup docs  ## build dist/holdfast-*.whl, with the guide, and dist/holdfast_series-*.whl
 	$(BIN)/python -m build --wheel --no-isolation

@@ -167,16 +167,14 @@ class Ticker:
     def say(self, line: str) -> None:
         print(f"\r\033[K{line}" if self.live else line, flush=True)
 
-    def watch(
-        self, happened: Callable[[], bool], what: str, seconds: float, *, pause_seconds: float = 0.2
-    ) -> None:
-        """Wait until `happened` returns a value; DemoFailed after the time is over."""
+    def watch(self, happened: Callable[[], bool], what: str, seconds: float, **options: float) -> None:
+        """Wait until `happened` returns True; DemoFailed after the time is over."""
 
         def ticked() -> bool:
             self.tick()
             return happened()
 
-        self.demo.until(ticked, what, seconds, pause_seconds=pause_seconds)
+        self.demo.until(ticked, what, seconds, **options)
 
     def rest(self, until: float) -> None:
         self.watch(lambda: time.monotonic() >= until, "the time to pass", 1e9)

@@ -1,53 +1,41 @@
-"""Creates the pictures of README and docs from real pages, with jobs of the tests' agent."""
+"""Creates the pictures of README and docs from real pages, with jobs of the tests' agent.
+
+python -m tools.pictures [FOLDER]
+"""
 
 from __future__ import annotations
 
-import argparse
-import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import msgspec
-from playwright.sync_api import Browser, Page, sync_playwright
-from small_png import small
+from playwright.sync_api import Browser, Page
 
+from benchmarks.dashboard.pages import DRAWN, chromium
 from holdfast.client import Client
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from tests.support.fake_agent import ITERATION_SECONDS, FakeAgent, over_http  # noqa: E402 - found by the path above
-from tests.support.job_processes import served  # noqa: E402
+from tests.support.fake_agent import ITERATION_SECONDS, FakeAgent, over_http
+from tests.support.job_processes import served
+from tools.small_png import small
 
 JOB = "char-gpt"
 RESTORED = 560
-ARGUMENTS = ["--no-sandbox", "--headless", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-DRAWN = '#timeline[data-state="drawn"]'
 MAX_BYTES = 150_000
 SETTLED_MS = 1500
 """Wait until the page's own requests are answered."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=ROOT / "docs", help="where the pictures are written")
-    folder = parser.parse_args().folder
-    with (
-        tempfile.TemporaryDirectory(prefix="holdfast-pictures-") as scratch,
-        served(Path(scratch)) as server,
-        sync_playwright() as playwright,
-    ):
-        url = server.server
-        fill(url)
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
-        for name, png in pictures(browser, url).items():
-            if len(png) > MAX_BYTES:
-                raise SystemExit(f"{name} has {len(png):,} bytes, more than {MAX_BYTES:,}")
-            (folder / name).write_bytes(png)
-            print(f"{folder / name}  {len(png) / 1000:.0f} kB")
-        browser.close()
+def main(folder: Path) -> None:
+    """Write the pictures into a folder."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-pictures-") as scratch, served(Path(scratch)) as server:
+        fill(server.server)
+        with chromium() as browser:
+            for name, png in pictures(browser, server.server).items():
+                if len(png) > MAX_BYTES:
+                    sys.exit(f"{name} has {len(png):,} bytes, more than {MAX_BYTES:,}")
+                (folder / name).write_bytes(png)
+                print(f"{folder / name}  {len(png) / 1000:.0f} kB")
 
 
 def fill(url: str) -> None:
@@ -67,10 +55,10 @@ def fill(url: str) -> None:
     tell_story(url)
 
 
-def trained(url: str, job: str, iterations: int, *, seed: int) -> FakeAgent:
-    """Return an agent that has done so many iterations by about now."""
-    began = time.time() - iterations * ITERATION_SECONDS * 1.04
-    agent = FakeAgent(over_http(url), job=job, started_at=began, seed=seed)
+def trained(url: str, job: str, iterations: int, *, seed: int, ahead: int = 0, **options: bool) -> FakeAgent:
+    """Return an agent that has done so many iterations by about now, or by when it will have done some more."""
+    began = time.time() - (iterations + ahead) * ITERATION_SECONDS * 1.04
+    agent = FakeAgent(over_http(url), job=job, started_at=began, seed=seed, **options)
     agent.start()
     agent.train(15)
     agent.pace()
@@ -80,12 +68,7 @@ def trained(url: str, job: str, iterations: int, *, seed: int) -> FakeAgent:
 
 def tell_story(url: str) -> None:
     """Simulate a crash, another budget, a restore, and another crash."""
-    agent = FakeAgent(over_http(url), job=JOB, started_at=time.time() - 2050 * ITERATION_SECONDS * 1.04)
-    agent.measures_machine = True
-    agent.start()
-    agent.train(15)
-    agent.pace()
-    agent.train(585)
+    agent = trained(url, JOB, 600, seed=7, ahead=1450, measures_machine=True)
     agent.crash(12)
     agent.train(400)
     agent.send()
@@ -124,4 +107,4 @@ def taken(page: Page, url: str, shown: str, *, tall: int | None = None) -> bytes
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(*(sys.argv[1:] or ["docs"])))
