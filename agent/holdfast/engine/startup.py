@@ -305,7 +305,7 @@ class Startup:
         self._publish()
         for level, code, what in environment_notices(os.environ):
             self._reporter.notice(level, code, what)
-        for limitation in self._training.limitations():
+        for limitation in dict.fromkeys(self._training.limitations()):
             self._reporter.notice("warning", "loader", limitation)
         for what in self._training.missing(start.loaded):
             self._reporter.notice("warning", "inventory", what)

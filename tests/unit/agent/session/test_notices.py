@@ -232,3 +232,11 @@ def test_state_that_cannot_be_stored_is_one_warning(tmp_path, caplog):
         == 1
     )
     assert not [each for each in warnings if each.levelno > logging.WARNING or each.exc_info]
+
+
+def test_a_limitation_of_several_given_loaders_is_said_once(tmp_path, caplog):
+    sampler = torch.utils.data.DistributedSampler(range(8), num_replicas=2, rank=0)
+    loaders = {name: holdfast.DataLoader(range(8), batch_size=2, sampler=sampler) for name in ("train", "test")}
+    with holdfast.Session("job", store=tmp_path, model=torch.nn.Linear(1, 1), **loaders) as session:
+        session.resume()
+    assert caplog.text.count("DistributedSampler splits samples among 2 ranks") == 1
