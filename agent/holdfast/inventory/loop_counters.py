@@ -126,8 +126,11 @@ class LoopCounters:
             )
 
         def is_off(test: ast.AST) -> bool:
+            if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+                return any(map(is_off, test.values))
             holder = resolve(test.value, reading.frame.values) if isinstance(test, ast.Attribute) else None
-            return isinstance(holder, argparse.Namespace) and resolve(test, reading.frame.values) is False
+            value = resolve(test, reading.frame.values)
+            return isinstance(holder, argparse.Namespace) and (value is False or value is None)
 
         found: ast.AST | None = None
         if counter.limit is not None and reading.limit == tuple(was[1:]) and not self._is_in_place:
@@ -183,8 +186,9 @@ def _names(code: types.CodeType) -> frozenset[str]:
             found.append(each.right)
         elif isinstance(each, ast.Assign):
             found += each.targets
-        elif isinstance(each, ast.If) and isinstance(each.test, ast.Attribute):
-            found.append(each.test)
+        elif isinstance(each, ast.If):
+            parts_of_test = each.test, *getattr(each.test, "values", ())
+            found += [part for part in parts_of_test if isinstance(part, ast.Attribute)]
     parts = (part for each in found for part in (each, *within(each)))
     return frozenset(name for part in parts if (name := root_of(part)) is not None)
 

@@ -130,6 +130,17 @@ def stopping_after_it_with_an_option_that_is_off(job):
         job.end(loss)
 
 
+def skipping_by_it_with_an_option_that_is_not_set(job):
+    """As examples of accelerate and diffusers do when their own checkpoints resume."""
+    args = argparse.Namespace(resume_from_checkpoint=None)
+    for step, batch in enumerate(job.session.batches(job.loader, epochs=1)):
+        if args.resume_from_checkpoint and step < 4:
+            continue
+        loss = job.backward(batch)
+        job.update()
+        job.end(loss)
+
+
 def named_in_a_comprehension(job):
     labels = [i % 3 for i in range(7)]
     for i, batch in enumerate(job.session.batches(job.loader, epochs=len(labels) // 7)):
@@ -236,6 +247,7 @@ def several_updates(job):
     [
         (logging_by_it, 5),
         (stopping_after_it_with_an_option_that_is_off, 5),
+        (skipping_by_it_with_an_option_that_is_not_set, 5),
         (named_in_a_comprehension, 5),
         (of_batches_of_different_sizes, 5),
         (tidying, 5),
