@@ -58,14 +58,13 @@ def missing(objects: Mapping[str, Any], saved: Collection[str] = ()) -> list[str
 def _referred_to(objects: Mapping[str, Any]) -> Iterable[str]:
     """What hides in the attributes of the objects."""
     given = {id(each) for item in objects.values() for each in (item, unwrapped(item), *optimizers_in(item))}
-    saved = {id(each) for item in objects.values() for each in _named_by_state_dict(item)}
     held = {id(tensor) for item in objects.values() for tensor in _tensors(item)}
     messages: dict[int, str] = {}
     for keyword, item in objects.items():
         for path, found in _reachable(keyword, item):
             inside = unwrapped(found)
             name = _name_for(inside)
-            if name is not None and id(inside) not in given | saved and not _all_held(found, held):
+            if name is not None and id(inside) not in given and not _all_held(found, held):
                 messages[id(inside)] = (
                     f"{path} ({type(found).__name__}) is in no checkpoint: add it to the session, "
                     f"Session({unused_keyword(name, objects)}=...), unless it never changes"

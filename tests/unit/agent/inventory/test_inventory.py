@@ -80,22 +80,6 @@ def test_what_hides_in_an_object_or_a_module_is_missed(made, keyword, hide):
         assert not [each for each in missing({"item": item, "other": held}) if each.startswith("item")]
 
 
-class Saving(Looped):
-    def state_dict(self):
-        return {"it": self.it.state_dict(), "others": [each.state_dict() for each in self.others.values()]}
-
-
-def test_what_the_state_dict_of_an_object_saves_is_not_missed():
-    model, optimizer = parts()
-    teacher, left_out = (torch.nn.Linear(2, 2) for _ in range(2))
-    trainer = Saving(it=optimizer, others={"teacher": teacher}, left_out=left_out)
-    (message,) = missing({"model": model, "trainer": trainer})
-    assert message.startswith("trainer.left_out (Linear)")
-    trainer = Saving(it=torch.optim.lr_scheduler.StepLR(optimizer, 2), others={})
-    (message,) = missing({"model": model, "trainer": trainer})  # the scheduler does not save its optimizer
-    assert message.startswith("trainer.it.optimizer (SGD)")
-
-
 def follow(objects, message):
     """The objects, with the one that a message asks for under the keyword that it names."""
     keyword, path, name = re.match(r"(\w+)(\S*) \(\w+\) is in no checkpoint: .*Session\((\w+)=", message).groups()
