@@ -168,9 +168,9 @@ def unsaved_interval(profile: Profile, settings: PacingSettings) -> int:
     return int(min(max(1, seconds / mean_seconds(profile)), MAX_INTERVAL)) if known(seconds) else 1
 
 
-def mean_seconds(profile: Profile) -> float:
-    """Return the mean of an iteration without checkpoints: Ti, or longer with waits that Ti leaves out as rare."""
-    return max(profile.iteration_seconds, known(profile.mean_seconds or 0.0))
+def mean_seconds(profile: Profile, overhead: float = 0.0) -> float:
+    """Return the mean time of an iteration with `overhead`, and with waits that Ti leaves out as rare."""
+    return max(profile.iteration_seconds * (1 + overhead), known(profile.mean_seconds or 0.0))
 
 
 def known(seconds: float) -> float:
@@ -221,7 +221,7 @@ def forecast(
         cost_seconds=cost,
         overhead=overhead,
         unsaved_iterations=unsaved,
-        unsaved_seconds=unsaved * mean_seconds(profile) * (1 + overhead) if overhead is not None else None,
+        unsaved_seconds=unsaved * mean_seconds(profile, overhead) if overhead is not None else None,
         ettr=ettr,
         reason=reason,
     )

@@ -56,6 +56,8 @@ class OverheadSamples:
         self._closed: deque[CheckpointSpan] = deque(maxlen=SETTLED_SPANS)
         self._open = CheckpointSpan()
         self._comparisons: deque[SpanComparison] = deque(maxlen=SETTLED_SPANS)
+        self._times: deque[tuple[float, int]] = deque(maxlen=SETTLED_SPANS)
+        """Seconds and iterations of complete spans, whatever the interval was."""
         self._compared_busy, self._since_compared = 0.0, 0
         """Mean busy iteration of the newest comparison, and the iterations since then."""
         self._idle: deque[float] = deque(maxlen=BASELINE_ITERATIONS)
@@ -93,6 +95,7 @@ class OverheadSamples:
                 self._comparisons.append(comparison)
                 self._compared_busy, self._since_compared = clipped_mean(self._open.busy.values), 0
             self._closed.append(self._open)
+            self._times.append((self._open.seconds, self._open.iterations))
             self._open = CheckpointSpan()
         self._open.checkpoints += 1
 
@@ -141,10 +144,9 @@ class OverheadSamples:
 
     @property
     def mean_seconds(self) -> float | None:
-        """Mean of the newest window with every wait, however rare, but stalls of checkpoints."""
-        window = self._window()
-        iterations = sum(span.iterations for span in window)
-        return sum(span.seconds - span.stall_seconds for span in window) / iterations if iterations else None
+        """Mean of all spans but the slowest one: a wait that came once says nothing of those to come."""
+        recurring = sorted(self._times, key=lambda span: span[0] / span[1])[:-1]
+        return sum(seconds for seconds, _ in recurring) / sum(n for _, n in recurring) if recurring else None
 
     @property
     def idle_seconds(self) -> list[float]:

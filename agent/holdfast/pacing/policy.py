@@ -22,7 +22,7 @@ class Profile:
     iteration_seconds: float
     """Ti: one iteration with no checkpoint in flight; a long wait counts as far as it may be usual."""
     mean_seconds: float | None = None
-    """Mean of the newest iterations with every wait but stalls of checkpoints; `None`: not measured."""
+    """Mean time from one iteration to the next, with every wait that recurs; `None`: not measured."""
     update_seconds: float = 0.0
     """Tw: the optimizer step, during which parameters change."""
     snapshot_seconds: float = 0.0

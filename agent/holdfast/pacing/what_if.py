@@ -267,7 +267,7 @@ class _Forecaster:
         overhead = self.cost_seconds / (achieved * seconds)
         ettr = self.ettr(achieved * seconds)
         lag = ceil(self.lag_seconds / seconds)
-        real_seconds = mean_seconds(self.profile) * (1 + overhead)
+        real_seconds = mean_seconds(self.profile, overhead)
         unsaved = unsaved_iterations(self.profile, interval)
         behind = max(0.0, self.ettr(self.optimum * seconds) - ettr)
         return IntervalForecast(

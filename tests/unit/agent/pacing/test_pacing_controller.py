@@ -712,11 +712,22 @@ def test_a_checkpoint_whose_iterations_a_restore_undid_does_not_look_free():
     assert controller.plan.interval == before
 
 
+def test_a_single_long_wait_leaves_the_interval_as_it_is() -> None:
+    settings = PacingSettings(policy="goodput", mtbf_seconds=1e9, max_unsaved_seconds=600.0)
+    simulated = PacedJob(Controller(settings), stall_seconds=0.1).run(3000)
+    before = simulated.interval
+    simulated.data_seconds = 3600.0
+    simulated.run(1)
+    simulated.data_seconds = 0.0
+    simulated.run(10 * before)
+    assert simulated.interval == before
+
+
 def test_slow_fetches_far_above_the_median_count_as_time_that_may_be_lost() -> None:
     """Every 25th of 1 s waits 99 s for data: 5 s of wall-clock time an iteration."""
     settings = PacingSettings(policy="goodput", mtbf_seconds=1e9, max_unsaved_seconds=600.0)
     simulated = PacedJob(Controller(settings), stall_seconds=0.1)
-    for iteration in range(1000):
+    for iteration in range(2500):
         simulated.data_seconds = 99.0 if iteration % 25 == 0 else 0.0
         simulated.step()
     assert 90 <= simulated.interval <= 120
