@@ -208,7 +208,7 @@ def _parts(item: Any) -> Iterator[tuple[str, Any]]:
             yield from _named(f".{name}" if name else "", own)
     elif isinstance(item, (torch.optim.Optimizer, DataLoader, torch.utils.data.DataLoader)):
         return  # its parameters are reported as such; the state of a loader includes what it reaches
-    elif isinstance(item, (dict, list, tuple)):
+    elif issubclass(type(item), (dict, list, tuple)):
         yield from _entries(item)
     else:
         yield from _named("", attributes(item))
@@ -229,7 +229,7 @@ def _named_by_state_dict(item: Any) -> Iterator[Any]:
         if isinstance(function, types.FunctionType):
             names = sorted(set(_names_in(function.__code__)))
             held = [getattr(code, "__self__", None), *_enclosed(function), *map(function.__globals__.get, names)]
-            found = walk("", held, lambda each: _entries(each) or members(each, names), DEPTH, most=MOST_NAMED)
+            found = walk("", held, lambda each: _values(each) or members(each, names), DEPTH, most=MOST_NAMED)
             yield from itertools.islice(found, 1, None)
 
     found = walk("", item, lambda each: members(each, ["state_dict"]) if each is item else variables(each), DEPTH)
@@ -250,10 +250,16 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
             yield from _names_in(each)
 
 
-def _entries(item: Any) -> list[tuple[str, Any]]:
-    if not isinstance(item, (dict, list, tuple)) or length(item) > MOST_ENTRIES:
+def _entries(item: Any) -> Iterator[tuple[str, Any]]:
+    # by the type: a proxy may have the class of a container, and none of its methods
+    if issubclass(type(item), (dict, list, tuple)) and length(item) <= MOST_ENTRIES:
+        yield from ((entry_name(key), value) for key, value in entries(item))
+
+
+def _values(item: Any) -> list[tuple[str, Any]]:
+    if not issubclass(type(item), (dict, list, tuple)) or length(item) > MOST_ENTRIES:
         return []
-    return [(entry_name(key), value) for key, value in entries(item)]
+    return [("", value) for _, value in entries(item)]
 
 
 def _named(prefix: str, found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -111,7 +111,11 @@ class Inventory:
 
     def missing(self, saved: Collection[str]) -> list[str]:
         """Describe what the objects show that no checkpoint holds; `saved` are those of the resumed checkpoint."""
-        return missing(self._registry.given, saved)
+        try:
+            return missing(self._registry.given, saved)
+        except Exception as error:  # objects of the script may be anything
+            logger.debug("the objects are not searched: %s: %s", type(error).__name__, error)
+            return []
 
     def lacking_states(self) -> list[str]:
         """Describe the given loaders whose `state_dict` is known to be incomplete."""

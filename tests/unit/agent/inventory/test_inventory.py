@@ -3,13 +3,14 @@
 import logging
 import random
 import re
+from unittest.mock import Mock
 
 import numpy
 import pytest
 import torch
 
 import holdfast
-from holdfast.inventory.missing_state import missing
+from holdfast.inventory.missing_state import missing, objects_referred_to
 from tests.support.wrapped_optimizers import Delegating, Lookahead
 
 
@@ -161,3 +162,20 @@ def test_each_is_told_once_and_what_a_checkpoint_holds_beyond_is_too(tmp_path, c
     third.resume()
     third._close("SIGKILL")
     assert caplog.text.count("schedule.optimizer (SGD) is in no checkpoint") == 1
+
+
+LOG = Mock(spec=list)
+"""Says that its class is `list`, and has none of the entries."""
+
+
+class NamesProxy(torch.nn.Linear):
+    def state_dict(self, *arguments, **named):
+        LOG.append(1)
+        return super().state_dict(*arguments, **named)
+
+
+def test_a_proxy_with_the_class_of_a_container_is_no_container():
+    module = NamesProxy(2, 2)
+    module.log = LOG
+    assert list(missing({"model": module})) == []
+    assert [each for each in objects_referred_to({"model": module}) if each is LOG]
