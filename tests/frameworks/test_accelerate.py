@@ -11,7 +11,7 @@ from benchmarks.integrations import job
 from benchmarks.integrations.kills import compare, run
 
 
-@pytest.mark.parametrize(("ranks", "kills"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(("ranks", "kills"), [(1, 2), (2, 1), (3, 1)])
 def test_a_job_of_accelerate_resumes_exactly_in_mid_epoch(tmp_path, ranks, kills):
     uninterrupted = run("accelerate", "holdfast", tmp_path / "uninterrupted", ranks=ranks)
     killed = run("accelerate", "holdfast", tmp_path / "killed", kills=kills, seed=2, ranks=ranks)

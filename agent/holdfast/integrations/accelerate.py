@@ -22,6 +22,7 @@ from accelerate.data_loader import (
     SeedableRandomSampler,
 )
 from accelerate.utils import DistributedType, broadcast_object_list
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from holdfast.data.loader import DataLoader
@@ -49,7 +50,9 @@ def session(accelerator: Any, job: str, *, seed: int | None = None, **arguments:
         seed: seed of the order of shuffled loaders, unless Accelerate's seedable sampler shuffles them, and of the
             random numbers that a dataset draws. Default: `data_seed` of the accelerator, else the seed of the
             generator that a loader was given, else 0.
-        **arguments: settings of `holdfast.Session`, and further objects to checkpoint, by keyword.
+        **arguments: settings of `holdfast.Session`, and further objects to checkpoint, by keyword. With several
+            ranks, give the model that `prepare` returned: `model=model`. Accelerate does not keep the
+            DistributedDataParallel around it, so otherwise each rank stores a copy.
 
     Raises:
         ValueError: a kind of training or of loader that cannot be resumed exactly, or nothing is prepared yet;
@@ -89,6 +92,8 @@ class AcceleratorSession(Session):
                     "Give accelerator.prepare a torch.utils.data.DataLoader: the session makes it resumable"
                 )
         given = {id(item) for item in arguments.values()}
+        # Accelerate keeps the modules inside, and not what it returned
+        given |= {id(item.module) for item in arguments.values() if isinstance(item, DistributedDataParallel)}
         prepared: list[tuple[str, Iterable[Any]]] = [
             ("model", accelerator._models),
             ("optimizer", [each.optimizer for each in accelerator._optimizers]),

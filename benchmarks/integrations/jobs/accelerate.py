@@ -41,7 +41,9 @@ def main() -> None:
 
 def train_with_holdfast(args: Any, accelerator: Any, training: Any, log: job.UpdateLog) -> None:
     model, optimizer, scheduler, loader = training
-    session = create_session(accelerator, "accelerate", store=args.store, every=job.EVERY, seed=job.SEED)
+    session = create_session(
+        accelerator, "accelerate", store=args.store, every=job.EVERY, seed=job.SEED, model=model
+    )
     for _ in range(session.epoch, job.EPOCHS):
         for batch in loader:
             loss = train_on(batch, accelerator, model, optimizer, scheduler, log)
