@@ -417,7 +417,7 @@ def default_store() -> Any:
 
 
 def rendezvous_store() -> Any:
-    """Return the same without the prefixes of torch, which differ between its releases."""
+    """Return the Store of the default process group without the prefixes of torch, which differ by release."""
     store = default_store()
     while hasattr(store, "underlying_store"):
         store = store.underlying_store

@@ -75,7 +75,8 @@ class SideGroup(Ranks):
         self.key = f"holdfast/{SideGroup._made}"
         """Prefix of keys in the store; the same on all ranks, because they create groups in the same order."""
         self._exit_key = f"{self.key}/end"
-        rendezvous_store().set(SESSIONS_BEGUN, b"1")
+        with contextlib.suppress(RuntimeError):  # store lost: the job ends
+            rendezvous_store().set(SESSIONS_BEGUN, b"1")
         self._waits = WaitReports(f"{self.key}/waits", self.rank, self._workers)
 
     def decide(self, question: Callable[[], T], kind: Any) -> T:

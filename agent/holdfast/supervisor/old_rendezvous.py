@@ -22,6 +22,13 @@ _KEY = f"/{SESSIONS_BEGUN}".encode()
 _QUERY = struct.pack(f"=BIBQQ{len(_KEY)}s", 0, 0x3C85F7CE, 5, 1, len(_KEY), _KEY)
 """VALIDATE, with a number that identifies the protocol; CHECK, with one key."""
 _READY = b"\0"
+_KEEP_ALIVE = {
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 10,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 5,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 4,
+}
+"""In seconds, and a number of probes without an answer."""
 
 
 def await_end(environment: Mapping[str, str], signals: PendingSignals, limit_seconds: float) -> None:
@@ -44,6 +51,8 @@ def await_end(environment: Mapping[str, str], signals: PendingSignals, limit_sec
 
 def _connect(environment: Mapping[str, str]) -> socket.socket | None:
     """Return a connection to the store, if sessions have begun with it; `None` if not, or if that is unknown."""
+    if environment.get("RANK", "0") == "0":
+        return None  # it hosts the store, or does not meet others by `env://`
     try:
         address = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
         store = socket.create_connection(address, CONTACT_SECONDS)
@@ -52,6 +61,8 @@ def _connect(environment: Mapping[str, str]) -> socket.socket | None:
     try:
         store.sendall(_QUERY)
         if store.recv(1) == _READY:
+            for option, value in _KEEP_ALIVE.items():  # a host that lost its power says nothing
+                store.setsockopt(*option, value)
             store.setblocking(False)
             return store
     except OSError:

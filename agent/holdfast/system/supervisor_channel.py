@@ -56,7 +56,7 @@ ENDED = "ended.txt"
 REQUESTED_RELAUNCH, RELAUNCH = "relaunch.json", "order.json"
 STACKS = "rank-{rank}.{pid}.stacks"
 SESSIONS_BEGUN = "holdfast/begun"
-"""Key in the store of torch.distributed: all ranks have joined, so that no other start of a rank can."""
+"""Key in the store of torch.distributed: all ranks have joined, and a later start of a rank cannot."""
 
 _reported_attempts = itertools.count()
 """Number of attempts that this process has reported."""

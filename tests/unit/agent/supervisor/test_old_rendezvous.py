@@ -41,7 +41,7 @@ def opened(*, libuv: bool = True) -> TCPStore:
 
 
 def wait_for(port: int | str, signals: Signals, limit_seconds: float = 1e6) -> None:
-    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "1"}
     old_rendezvous.await_end(environment, signals, limit_seconds)
 
 
@@ -103,3 +103,10 @@ def test_where_nothing_listens_there_is_no_wait(signals: Signals, port: int | st
     wait_for(port, signals)
     old_rendezvous.await_end({}, signals, 1e6)
     assert not signals.sleeps
+
+
+def test_rank_0_and_a_job_without_ranks_wait_for_nobody(monkeypatch):
+    monkeypatch.setattr(old_rendezvous.socket, "create_connection", lambda *_: pytest.fail("connects"))
+    there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for environment in (there, there | {"RANK": "0"}):
+        assert old_rendezvous._connect(environment) is None
