@@ -496,5 +496,5 @@ def test_the_next_step_of_a_verdict_leads_to_its_place(client: TestClient, agent
     assert '<a class="next-step" href="#controls">Resume checkpoints</a>' in page
     assert set(re.findall(r'href="#([\w-]+)"', page)) <= set(re.findall(r' id="([\w-]+)"', page))
     places = re.findall(r"'\w+': '([\w-]+)'", (TEMPLATES / "_head.html").read_text())
-    assert len(places) == 11
+    assert len(places) == 9
     assert {*places} - {"ranks"} <= set(re.findall(r' id="([\w-]+)"', page))
