@@ -23,7 +23,9 @@ wraps it.
 
 Requests and responses are JSON; [reports of agents](wire.md) may be msgpack. Send a [key](accounts.md) or
 the shared secret as `Authorization: Bearer …`. A change of settings needs `If-Match` with the version that it is
-based on. An error is `{"error": "code", "message": "what happened and what to do"}`, sometimes with more fields:
+based on, and conflicts if a setting that decides the same has changed since; a request for a checkpoint or a probe
+conflicts with nothing. An error is `{"error": "code", "message": "what happened and what to do"}`, sometimes with
+more fields:
 
 | status | meaning |
 |---|---|

@@ -475,7 +475,7 @@ class Client:
 
         Raises:
             NotFound, Invalid.
-            Conflict: another change was made since that version.
+            Conflict: a setting that decides the same has changed since that version.
         """
         held = self.desired(job).version if version is None else version
         return self._http.fetch(

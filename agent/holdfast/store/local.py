@@ -75,7 +75,6 @@ class LocalStore(Store):
         self.read_threads = 8  # also on two cores: storage devices need several requests at a time
         self.files = files or Files()
         self.files.root = root
-        self._directories: dict[str, Path] = {}
         self._prepared: set[str] = set()
         self._volumes: dict[int, Volume] = {}
 
@@ -190,7 +189,7 @@ class LocalStore(Store):
         return self._job(job) / checkpoint_id(*parse_checkpoint_id(checkpoint))
 
     def _job(self, job: str) -> Path:
-        return self._directories.get(job) or self._directories.setdefault(job, self.root / validate_job(job))
+        return self.root / validate_job(job)
 
     def prepare(self, job: str) -> None:
         directory = self._job(job)

@@ -169,7 +169,7 @@ def _load(entry: EntryPoint, known: Mapping[str, ChannelKind]) -> ChannelKind | 
         if not (inspect.isclass(loaded) and issubclass(loaded, ChannelKind)):
             raise TypeError("not a subclass of ChannelKind")
         if loaded.name in known:
-            raise ValueError(f"{loaded.name!r} is the name of {type(known[loaded.name]).__module__}'s kind")
+            raise ValueError(f"{type(known[loaded.name]).__module__} has a kind with the name {loaded.name!r}")
         if not all(isinstance(getattr(loaded, name, None), str) for name in ("title", "target")):
             raise TypeError("has no title or no target, which the pages show")
         kind: ChannelKind = loaded()

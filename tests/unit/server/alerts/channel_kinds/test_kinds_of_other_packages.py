@@ -66,4 +66,4 @@ def test_a_kind_that_cannot_be_loaded_is_logged_and_leaves_the_others(install, c
 def test_of_two_packages_with_one_name_the_first_is_kept_and_the_other_logged(install, caplog):
     install("AcmeChat", "OtherAcme")
     assert type(kind_of("acme")) is AcmeChat
-    assert f"'acme' is the name of {__name__}'s kind" in caplog.text
+    assert f"{__name__} has a kind with the name 'acme'" in caplog.text
