@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.ingest.running import free_port
+from benchmarks.harness import free_port
 from tests.support.eventually import PATIENCE_SECONDS, eventually
 from tests.support.job_processes import HOLDFAST, environment, spawned
 

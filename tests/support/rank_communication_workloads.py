@@ -196,13 +196,16 @@ def drop_broadcast(stage):
     if group.rank == 2:
         group.close()
         return None
+    stage.ready()  # until rank 2 has ended: before, a broadcast to it may succeed
     numbers = torch.zeros(9, dtype=torch.int64)
     if group.leads:
         broadcast = group.start_broadcast(numbers)
         while not broadcast.is_completed():
             pass
+        stage.tell("failed")
         stage.ready()
         return raised_by(lambda: group.send([1], 5, b"x"))
+    stage.tell("failed")
     stage.ready()
     group.start_broadcast(numbers)  # gloo does not send it any more, nor anything after it
     return raised_by(lambda: group.receive([0], 5))
