@@ -9,9 +9,11 @@ from torch import nn
 import holdfast.integrations.accelerate
 from benchmarks.integrations import job
 from benchmarks.integrations.kills import compare, run
+from holdfast.checkpoint import restore
+from holdfast.store.local import LocalStore
 
 
-@pytest.mark.parametrize(("ranks", "kills"), [(1, 2), (2, 1), (3, 1)])
+@pytest.mark.parametrize(("ranks", "kills"), [(1, 2), (2, 1)])
 def test_a_job_of_accelerate_resumes_exactly_in_mid_epoch(tmp_path, ranks, kills):
     uninterrupted = run("accelerate", "holdfast", tmp_path / "uninterrupted", ranks=ranks)
     killed = run("accelerate", "holdfast", tmp_path / "killed", kills=kills, seed=2, ranks=ranks)
@@ -204,3 +206,24 @@ def test_what_is_prepared_after_the_session_is_reported(tmp_path, caplog, later)
     reported = [each.message for each in caplog.records if "accelerator.prepare was called after" in each.message]
     assert len(reported) == later
     assert all("AcceleratedOptimizer" in each for each in reported)
+
+
+def test_a_model_that_was_wrapped_for_several_ranks_is_saved_once(tmp_path):
+    accelerator = Accelerator(cpu=True)
+    accelerator.free_memory()
+    model = nn.Linear(2, 2)
+    accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        given = nn.parallel.DistributedDataParallel(model)
+        session = holdfast.integrations.accelerate.session(accelerator, "wrapped", store=tmp_path, model=given)
+        session.checkpoint()
+        given(torch.ones(1, 2)).sum().backward()
+        accelerator._optimizers[0].step()
+        session.step()
+        (made,) = session.wait(60)
+        session.close()
+    finally:
+        torch.distributed.destroy_process_group()
+    manifest = restore.verify(LocalStore(tmp_path), "wrapped", made.checkpoint)
+    assert {key for key in manifest.state if key.startswith("model")} == {"model"}
