@@ -27,6 +27,7 @@ MOST_NAMED = 100
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
 _OF_OPTIMIZERS = ("state", "param_groups")
 _FUNCTIONS = (types.FunctionType, types.MethodType)
+_LISTS = (dict, list, tuple)
 _WHOLE = (torch.optim.Optimizer, torch.nn.Module, *_FUNCTIONS)
 
 
@@ -93,7 +94,6 @@ def objects_referred_to(objects: Mapping[str, Any]) -> Iterator[Any]:
     """Yield what the objects refer to: it is saved with them, or `missing` reports it."""
     for keyword, item in objects.items():
         yield from (found for _, found in _reachable(keyword, item))
-        yield from _named_by_state_dict(item)
 
 
 def generators_referred_to(objects: Mapping[str, Any]) -> Iterator[Any]:
@@ -208,8 +208,10 @@ def _parts(item: Any) -> Iterator[tuple[str, Any]]:
             yield from _named(f".{name}" if name else "", own)
     elif isinstance(item, (torch.optim.Optimizer, DataLoader, torch.utils.data.DataLoader)):
         return  # its parameters are reported as such; the state of a loader includes what it reaches
-    elif issubclass(type(item), (dict, list, tuple)):
-        yield from _entries(item)
+    elif _is_short_list(item):
+        yield from ((entry_name(key), value) for key, value in entries(item))
+    elif issubclass(type(item), _LISTS):
+        return  # it holds data
     else:
         yield from _named("", attributes(item))
 
@@ -250,16 +252,13 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
             yield from _names_in(each)
 
 
-def _entries(item: Any) -> Iterator[tuple[str, Any]]:
+def _is_short_list(item: Any) -> bool:
     # by the type: a proxy may have the class of a container, and none of its methods
-    if issubclass(type(item), (dict, list, tuple)) and length(item) <= MOST_ENTRIES:
-        yield from ((entry_name(key), value) for key, value in entries(item))
+    return issubclass(type(item), _LISTS) and length(item) <= MOST_ENTRIES
 
 
 def _values(item: Any) -> list[tuple[str, Any]]:
-    if not issubclass(type(item), (dict, list, tuple)) or length(item) > MOST_ENTRIES:
-        return []
-    return [("", value) for _, value in entries(item)]
+    return [("", value) for _, value in entries(item)] if _is_short_list(item) else []
 
 
 def _named(prefix: str, found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

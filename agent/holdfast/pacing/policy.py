@@ -20,7 +20,7 @@ class Profile:
     """The quantities of CheckFreq (Mohan, Phanishayee, Chidambaram, FAST'21, 4.2), in seconds and bytes."""
 
     iteration_seconds: float
-    """Ti: one iteration with no checkpoint in flight; a long wait counts as far as it may be usual."""
+    """Ti: one iteration with no checkpoint in flight; a wait of more than 5 medians counts as 5."""
     mean_seconds: float | None = None
     """Mean time from one iteration to the next, with every wait that recurs; `None`: not measured."""
     update_seconds: float = 0.0
