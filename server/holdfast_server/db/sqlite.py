@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 
 from sqlalchemy import create_engine, event, text
-from sqlalchemy.engine import URL, Connection, Engine
+from sqlalchemy.engine import URL, Engine
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionLeft
@@ -22,7 +22,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 from holdfast_migrations import NotOurDatabase, Upgraded, upgrade
 from holdfast_server.core.settings import default_database
 from holdfast_server.db.statements import DatabaseInUse, Statement, connection_of
-from holdfast_server.db.units import GROUP_UNITS, WriteUnit, run_unit
+from holdfast_server.db.units import GROUP_UNITS, Isolation, WriteUnit, run_unit
 
 BUSY_TIMEOUT_MILLISECONDS = 5000
 READER_SECONDS = 10.0
@@ -100,7 +100,7 @@ class SqliteBackend:
         engine = create_engine(
             self.url, pool_size=readers, max_overflow=0, pool_timeout=READER_SECONDS, pool_use_lifo=True
         )
-        _configure(engine, begin="BEGIN")
+        _configure(engine, reads_only=True)
         try:
             engine.connect().close()  # what SQLAlchemy asks its first connection is asked here, before any request
         except BaseException:  # `close` does not know this engine yet
@@ -108,7 +108,7 @@ class SqliteBackend:
             raise
         self._queue = SimpleQueue()
         self._writer = create_engine(self.url, poolclass=StaticPool)
-        _configure(self._writer, begin="BEGIN IMMEDIATE")
+        _configure(self._writer, reads_only=False)
         self._thread = Thread(target=self._write_groups, args=(settled,), name="holdfast-writer", daemon=True)
         self._thread.start()
         return engine
@@ -160,12 +160,18 @@ class SqliteBackend:
         try:
             if self._session is None:
                 connection = self._writer.connect()
+                connection.begin()  # sends nothing; SQLAlchemy takes long to begin and end one for each group
                 self._session = Session(
                     connection, join_transaction_mode="create_savepoint", expire_on_commit=False
                 )
-            with connection_of(self._session).begin():
-                for unit in units:
-                    run_unit(self._session, unit)
+            if len(units) == 1:  # behind a savepoint, SQLite would copy each page before its first change
+                run_unit(self._session, units[0], _TRANSACTION)
+                return
+            connection = connection_of(self._session)
+            _TRANSACTION.begin.run(connection)
+            for unit in units:
+                run_unit(self._session, unit)
+            _TRANSACTION.end.run(connection)
         except Exception as error:  # keep the writer alive: after a full disk it stores again
             self._close_session()
             logger.warning("stored none of %d writes: %s", len(units), error)
@@ -226,16 +232,17 @@ def _lock(file: Path, database: Path, flags: int = 0) -> int:
     return descriptor
 
 
-def _configure(engine: Engine, *, begin: str) -> None:
+def _configure(engine: Engine, *, reads_only: bool) -> None:
     @event.listens_for(engine, "connect")
     def set_up(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
-        _set_up(connection, reads_only=begin == "BEGIN")
+        _set_up(connection, reads_only=reads_only)
 
-    statement = Statement(text(begin))
+    if reads_only:
+        event.listen(engine, "begin", _BEGIN_READ.run)
 
-    @event.listens_for(engine, "begin")
-    def start(connection: Connection) -> None:
-        statement.run(connection)
+
+_BEGIN_READ = Statement(text("BEGIN"))
+_TRANSACTION = Isolation(*(Statement(text(sql)) for sql in ("BEGIN IMMEDIATE", "COMMIT", "ROLLBACK")))
 
 
 def _set_up(connection: DBAPIConnection, *, reads_only: bool) -> None:

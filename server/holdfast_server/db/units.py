@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from sqlalchemy import text
 from sqlalchemy.engine import Engine
@@ -88,7 +88,22 @@ class DatabaseBackend(Protocol):
         """Whether submitted units are run."""
 
 
-def run_unit(session: Session, unit: WriteUnit) -> None:
+class Isolation(NamedTuple):
+    """Statements between which a unit runs."""
+
+    begin: Statement
+    end: Statement
+    undo: Statement
+
+
+SAVEPOINT = Isolation(
+    Statement(text("SAVEPOINT unit")),
+    Statement(text("RELEASE SAVEPOINT unit")),
+    Statement(text("ROLLBACK TO SAVEPOINT unit")),
+)
+
+
+def run_unit(session: Session, unit: WriteUnit, isolation: Isolation = SAVEPOINT) -> None:
     """Run a unit behind a savepoint: its error goes to its caller, and the other units of the group go on.
 
     The session takes another savepoint at its first use. Most units add samples and do not use it.
@@ -96,29 +111,25 @@ def run_unit(session: Session, unit: WriteUnit) -> None:
     session.info["request_id"] = unit.request_id
     unit.error = None
     connection = connection_of(session)
-    _SAVEPOINT.run(connection)
+    isolation.begin.run(connection)
     try:
         unit.result = unit.work(session)
         if session.in_transaction():
             session.commit()
             session.close()
-        _RELEASE.run(connection)
+        isolation.end.run(connection)
     except Exception as error:  # work may raise anything: its caller gets the error
         unit.error = _first(error)
         try:
             session.rollback()
             session.close()
-            _ROLLBACK.run(connection)
+            isolation.undo.run(connection)
         except SQLAlchemyError:
             # On a full disk SQLite has rolled back the whole group with its savepoints, and after a lost
             # connection there is nothing to roll back.
             raise unit.error from None
         if unit.error is not error:
             raise unit.error from None
-
-
-_SAVEPOINT, _RELEASE = Statement(text("SAVEPOINT unit")), Statement(text("RELEASE SAVEPOINT unit"))
-_ROLLBACK = Statement(text("ROLLBACK TO SAVEPOINT unit"))
 
 
 def _first(error: Exception) -> Exception:
