@@ -68,9 +68,11 @@ def latest(
 
     `finite_loss_iteration`: the last of the batch with a finite loss, if there is one.
     """
-    counted = [*recent.tokens, *(tokens or [NAN] * len(seconds))][-RECENT_ITERATIONS:]
-    if not any(map(math.isfinite, counted)):
-        counted = []
+    counted = list[float]()
+    if recent.tokens or tokens:
+        counted = [*recent.tokens, *(tokens or [NAN] * len(seconds))][-RECENT_ITERATIONS:]
+        if not any(map(math.isfinite, counted)):
+            counted = []
     usual_amount, usual_seconds = _usual(recent, seconds, tokens, ends=not counted)
     usual_iteration, weight = _usual_iteration(recent, seconds)
     losses, start = recent.loss, recent.start_losses
@@ -131,16 +133,17 @@ def _amount(tokens: Sequence[float], seconds: Sequence[float]) -> tuple[float, f
 
 def _usual_iteration(recent: RecentSamples, seconds: Sequence[float]) -> tuple[float, float]:
     """Return the mean of the medians of an iteration's time with that of a batch added, and its weight."""
-    middle, added = median_seconds(seconds), total(seconds)
-    if middle is None or added <= 0:
+    known = list(filter(math.isfinite, seconds))
+    added = sum(known)
+    if added <= 0:
         return recent.usual_iteration, recent.usual_iteration_weight
     before = recent.usual_iteration_weight * math.exp(-added / USUAL_SECONDS)
-    return (recent.usual_iteration * before + middle * added) / (before + added), before + added
+    return (recent.usual_iteration * before + median(known) * added) / (before + added), before + added
 
 
 def median_seconds(seconds: Sequence[float]) -> float | None:
     """Return the median of an iteration's time: a few long ones, as with a checkpoint, do not change it."""
-    known = [each for each in seconds if math.isfinite(each)]
+    known = list(filter(math.isfinite, seconds))
     return median(known) if known else None
 
 
