@@ -23,7 +23,7 @@ from holdfast_server.accounts.job_projects import JobProjects
 from holdfast_server.accounts.oidc import Provider
 from holdfast_server.alerts import deliveries, evaluation
 from holdfast_server.api import ROUTERS, openapi, responses
-from holdfast_server.api.endpoints import MAX_FORM_BYTES, EndpointTable, MountedApp, Router, check_routes
+from holdfast_server.api.endpoints import EndpointTable, MountedApp, Router, check_routes
 from holdfast_server.api.exports import PARQUET
 from holdfast_server.control import accounting, report_retention
 from holdfast_server.core.access import PUBLIC, match_of
@@ -127,7 +127,6 @@ def create_app(
         lifespan=lifespan,
         openapi_url=None,  # the API has endpoints for it
         redirect_slashes=False,
-        max_body_size=MAX_FORM_BYTES,
         middleware=_middleware(settings),
     )
     app.router.routes = [table]
@@ -161,7 +160,7 @@ def _middleware(settings: ServerSettings) -> list[Middleware]:
             compresslevel=responses.COMPRESSION_LEVEL,
             exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, PARQUET),
         ),
-        Middleware(security.BodyDeadlineMiddleware),
+        Middleware(security.BodyMiddleware),
         Middleware(
             AuthMiddleware,
             refuse=responses.refuse,

@@ -65,7 +65,7 @@ class _HttpProtocol(HttpToolsProtocol):
     """Closes a connection if the header of a request does not arrive in time: uvicorn would wait forever.
 
     The time runs from the first byte to the end of the header. Uvicorn's limit for idle connections applies
-    between requests, and that of `BodyDeadlineMiddleware` to bodies.
+    between requests, and that of `BodyMiddleware` to bodies.
     """
 
     header_seconds = HEADER_SECONDS

@@ -22,22 +22,18 @@ from fastapi import params
 from fastapi.routing import APIRoute
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match, Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast_server.api.openapi import JSON, answers_of, request_body
-from holdfast_server.core.access import AccessRule, RouteMatch
+from holdfast_server.core.access import MAX_FORM_BYTES, AccessRule, RouteMatch
 from holdfast_server.db.request_threads import RequestClass
 from holdfast_server.http.services import services_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
-
-MAX_FORM_BYTES = 2**20
-"""Largest body of an endpoint that declares no limit."""
 
 
 class Endpoint(APIRoute):
@@ -47,6 +43,7 @@ class Endpoint(APIRoute):
     access: AccessRule
     threads: RequestClass | None
     """Class of the threads that run the function; `None` for a coroutine function."""
+    max_body_bytes: int
 
     def __init__(
         self,
@@ -55,31 +52,32 @@ class Endpoint(APIRoute):
         function: Callable[..., Any],
         access: AccessRule,
         threads: RequestClass,
-        max_body_size: int,
+        max_body_bytes: int,
         **route: Any,
     ) -> None:
         is_asynchronous = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
         self.method = method
         self.access = access
+        self.max_body_bytes = max_body_bytes
         self.threads = None if is_asynchronous else threads
         super().__init__(
             path,
             function if is_asynchronous else _in_thread(function, threads),
             methods=[method],
-            max_body_size=max_body_size,
             **route,
         )
         parameters = inspect.signature(function, eval_str=True).parameters.values()
         takes_the_request = [parameter.annotation for parameter in parameters] == [Request]
         if self.threads is None and takes_the_request and not self.dependencies:
             # What FastAPI prepares for parameters and dependencies would take time on every batch.
-            self.app = RequestBodyLimitMiddleware(_called_with_request(function), max_body_size)
+            self.app = _called_with_request(function)
 
 
 class MountedApp(Mount):
     """An application that answers all requests below a path."""
 
     method = "GET"
+    max_body_bytes = MAX_FORM_BYTES
 
     def __init__(self, path: str, app: ASGIApp, access: AccessRule) -> None:
         super().__init__(path, app=app)
@@ -152,8 +150,8 @@ class Router:
                     function,
                     access,
                     threads or self._threads,
+                    max_body_bytes,
                     status_code=status,
-                    max_body_size=max_body_bytes,
                     response_class=response_class,
                     dependencies=[*self._dependencies, *dependencies],
                     include_in_schema=documented,
@@ -217,7 +215,7 @@ class EndpointTable(BaseRoute):
     def __init__(self, routes: Iterable[Endpoint | MountedApp]) -> None:
         self.routes = tuple(routes)
         self._by_shape: dict[tuple[str, int], list[Endpoint]] = {}
-        self._without_parameters: dict[tuple[str, str], Endpoint] = {}
+        self._without_parameters: dict[tuple[str, str], EndpointMatch] = {}
         self._below = [
             route for route in self.routes if isinstance(route, MountedApp) or route.path.endswith(":path}")
         ]
@@ -230,7 +228,8 @@ class EndpointTable(BaseRoute):
             if isinstance(route, Endpoint):
                 self._by_shape.setdefault((route.method, route.path.count("/")), []).append(route)
                 if "{" not in route.path:
-                    self._without_parameters[route.method, route.path] = route
+                    changes = {"endpoint": route.endpoint, "path_params": {}, "route": route}  # as `matches` has
+                    self._without_parameters[route.method, route.path] = _matched(route, changes)
         self._methods = sorted({route.method for route in self.routes})
 
     @property
@@ -241,21 +240,13 @@ class EndpointTable(BaseRoute):
         """Return the endpoint of this very path, or the first one that matches. HEAD finds that of GET."""
         method = "GET" if method == "HEAD" else method
         if (whole := self._without_parameters.get((method, path))) is not None:
-            changes = {
-                "endpoint": whole.endpoint,
-                "path_params": {},
-                "route": whole,
-            }  # as `Endpoint.matches` has them
-            return EndpointMatch(whole.path, whole.access, None, None, whole, changes)
+            return whole
         scope = {"type": "http", "method": method, "path": path}
         candidates: list[Endpoint | MountedApp] = [*self._by_shape.get((method, path.count("/")), ())]
         for route in candidates + [below for below in self._below if below.method == method]:
             match, found = route.matches(scope)
             if match is Match.FULL:
-                named = found["path_params"]
-                return EndpointMatch(
-                    route.path, route.access, named.get("job"), named.get("project"), route, found
-                )
+                return _matched(route, found)
         return None
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
@@ -268,6 +259,13 @@ class EndpointTable(BaseRoute):
             raise HTTPException(405, headers={"Allow": ", ".join(methods)}) if methods else HTTPException(404)
         scope.update(match.changes)
         await match.route.handle(scope, receive, send)
+
+
+def _matched(route: Endpoint | MountedApp, changes: Mapping[str, Any]) -> EndpointMatch:
+    job, project = (changes["path_params"].get(name) for name in ("job", "project"))
+    return EndpointMatch(
+        route.path, route.access, job, project, route, changes, max_body_bytes=route.max_body_bytes
+    )
 
 
 def table_of(app: Starlette) -> EndpointTable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from starlette.types import Scope
@@ -46,6 +46,8 @@ SERVER_GRANT = AccessRule(audience="server", role=Role.admin, recent_password=Tr
 RECENT_PASSWORD_SECONDS = 3600.0
 """How long an entered password counts as recent."""
 HEALTH_CHECKS = ("/healthz", "/readyz")
+MAX_FORM_BYTES = 2**20
+"""Largest body of a request whose endpoint declares no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +59,12 @@ class RouteMatch:
     rule: AccessRule
     job: str | None
     project: str | None
+    max_body_bytes: int = field(default=MAX_FORM_BYTES, kw_only=True)
 
 
 def match_of(scope: Scope) -> RouteMatch | None:
     """Return the match of a request, which the outermost middleware has searched for; `None` without a route."""
-    match: RouteMatch | None = scope["state"]["route"]
+    match: RouteMatch | None = scope["state"].get("route")
     return match
 
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast_server.core.access import HEALTH_CHECKS
+from holdfast_server.core.access import HEALTH_CHECKS, MAX_FORM_BYTES, match_of
 from holdfast_server.core.principal import ANONYMOUS
 from holdfast_server.core.request_id import HEADER, request_id
 from holdfast_server.core.settings import ServerSettings
@@ -125,8 +125,8 @@ class OriginCheck:
         return netloc != "" and netloc in (headers.get("host", "").lower(), self.address)
 
 
-class BodyDeadlineMiddleware:
-    """Limits the time in which a request's body must arrive."""
+class BodyMiddleware:
+    """Limits the size of a request's body, as its endpoint declares, and the time in which it must arrive."""
 
     def __init__(self, app: ASGIApp, *, seconds: float = BODY_SECONDS) -> None:
         self.app = app
@@ -136,13 +136,17 @@ class BodyDeadlineMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        match = match_of(scope)
+        most = MAX_FORM_BYTES if match is None else match.max_body_bytes
         deadline = asyncio.get_running_loop().time() + self.seconds
-        whole = False
+        received, whole = 0, False
 
-        async def receive_in_time() -> Message:
-            nonlocal whole
+        async def receive_within_limits() -> Message:
+            nonlocal received, whole
             if whole:  # a stream waits for the client to disconnect, without a limit
                 return await receive()
+            if not received and _declared_bytes(scope) > most:
+                raise HTTPException(413)
             try:
                 async with asyncio.timeout_at(deadline):
                     message = await receive()
@@ -150,10 +154,13 @@ class BodyDeadlineMiddleware:
                 raise HTTPException(
                     408, f"the body of the request did not arrive within {self.seconds:g} s"
                 ) from None
+            received += len(message.get("body", b""))
+            if received > most:
+                raise HTTPException(413)
             whole = not message.get("more_body", False)
             return message
 
-        await self.app(scope, receive_in_time, send)
+        await self.app(scope, receive_within_limits, send)
 
 
 def protected(handler: _Handler) -> _Handler:
@@ -201,6 +208,12 @@ def _sign_of_a_proxy(scope: Scope, headers: Headers) -> str | None:
 def _has_valid_key(scope: Scope, headers: Headers) -> bool:
     authenticated = services_of(scope["app"]).auth.requires_authentication and "authorization" in headers
     return authenticated and scope["state"]["principal"] is not ANONYMOUS
+
+
+def _declared_bytes(scope: Scope) -> int:
+    """Return the declared length of the body; 0 if none is declared."""
+    declared = Headers(scope=scope).get("content-length", "")
+    return int(declared) if declared.isdecimal() else 0
 
 
 def _refusal(status: int, error: str, message: str) -> Response:

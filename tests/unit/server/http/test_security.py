@@ -17,7 +17,7 @@ from holdfast_server.api.endpoints import table_of
 from holdfast_server.core.principal import OPERATOR
 from holdfast_server.core.settings import ServerSettings
 from holdfast_server.http.auth_middleware import COOKIE
-from holdfast_server.http.security import CONTENT_SECURITY_POLICY, BodyDeadlineMiddleware
+from holdfast_server.http.security import CONTENT_SECURITY_POLICY, BodyMiddleware
 from holdfast_web import create_app
 from holdfast_web.job.routes import router as pages
 from tests.support.accounts_server import OURS, PASSWORD, AccountsServer, browser_at
@@ -444,7 +444,7 @@ def test_once_there_are_people_they_are_asked_for(tmp_path):
 
 def test_a_body_that_does_not_come_is_not_waited_for():
     app = FastAPI()
-    app.add_middleware(BodyDeadlineMiddleware, seconds=0.01)
+    app.add_middleware(BodyMiddleware, seconds=0.01)
 
     @app.post("/")
     async def read(request: Request):
@@ -463,7 +463,7 @@ def test_a_body_that_does_not_come_is_not_waited_for():
         async def send(message):
             answered.append(message)
 
-        scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": [],
+        scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": [], "state": {},
                  "scheme": "http", "http_version": "1.1", "root_path": "", "raw_path": b"/"}  # fmt: skip
         await app(scope, receive, send)
 
