@@ -37,7 +37,7 @@ Hugging Face `datasets` says so in the documentation of `IterableDataset.state_d
 
 def reachable(path: str, item: Any, without: object = None) -> Iterator[tuple[str, Any]]:
     """Yield what an object refers to, itself included, with its path; each object once, and never `without`."""
-    return walk(path, item, _parts, DEPTH, most=MOST_OBJECTS, without=without)
+    return walk(path, item, lambda each: list(_parts(each)), DEPTH, most=MOST_OBJECTS, without=without)
 
 
 def shared_iterator(item: Any) -> str | None:

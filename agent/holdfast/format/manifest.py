@@ -302,6 +302,11 @@ def reused_bytes(files: Iterable[File | FileSummary]) -> int:
     return sum(file.size_bytes for file in files if file.written_by is not None)
 
 
+def written_bytes(files: Iterable[File | FileSummary]) -> int:
+    """Return the size of the other files with their parity: what was sent to the store."""
+    return sum(file.stored_bytes for file in files if file.written_by is None)
+
+
 def raw_bytes(files: Sequence[File | FileSummary]) -> int:
     """Return the size of the plain files that are stored encoded or plain; 0 if all are plain."""
     is_encoded = any(file.raw_bytes != file.size_bytes for file in files)

@@ -28,7 +28,6 @@ from holdfast.pacing.policy import (
     IntervalPlan,
     Profile,
     SnapshotMode,
-    ceil,
     estimate_failures,
     has_iteration_time,
 )
@@ -338,3 +337,8 @@ def daly_interval_seconds(rate: float, cost_seconds: float) -> float:
         return math.inf
     mean = 1 / rate
     return math.sqrt(2 * cost_seconds * mean) - cost_seconds if cost_seconds < mean / 2 else mean
+
+
+def ceil(number: float) -> int:
+    """Round up, ignoring the rounding error of a division: 0.3 / 0.1 is 3, not 4."""
+    return math.ceil(min(number, MAX_INTERVAL) * (1 - 1e-12))

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from holdfast.pacing.failures import FailureEstimate, FailureHistory
-from holdfast.pacing.settings import MAX_INTERVAL, PacingSettings
+from holdfast.pacing.settings import PacingSettings
 from holdfast.units import duration
 
 SnapshotMode = Literal["cpu", "gpu"]
@@ -131,8 +131,3 @@ def describe_cost(profile: Profile, cost_seconds: float) -> str:
 
 def has_iteration_time(profile: Profile) -> bool:
     return math.isfinite(profile.iteration_seconds) and profile.iteration_seconds > 0
-
-
-def ceil(number: float) -> int:
-    """Round up, ignoring the rounding error of a division: 0.3 / 0.1 is 3, not 4."""
-    return math.ceil(min(number, MAX_INTERVAL) * (1 - 1e-12))

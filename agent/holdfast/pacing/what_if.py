@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from holdfast.pacing.failures import FailureEstimate, FailureHistory
 from holdfast.pacing.interval_cost import (
     achieved_interval,
+    ceil,
     checkpoint_cost,
     effective_training_ratio,
     known,
@@ -26,7 +27,7 @@ from holdfast.pacing.interval_cost import (
     written_bytes,
 )
 from holdfast.pacing.planner import comparable_policies, plan
-from holdfast.pacing.policy import Profile, ceil, estimate_failures, has_iteration_time
+from holdfast.pacing.policy import Profile, estimate_failures, has_iteration_time
 from holdfast.pacing.settings import MAX_BUDGET, MAX_INTERVAL, PacingSettings
 
 POINTS = 60

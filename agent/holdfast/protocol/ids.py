@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -21,11 +22,13 @@ def validate_job(job: str) -> str:
     return job
 
 
+@functools.lru_cache
 def checkpoint_id(iteration: int, lineage: int) -> str:
     """Return the id of a checkpoint, as in `000000001200-3`."""
     return f"{iteration:012d}-{lineage}"
 
 
+@functools.lru_cache
 def parse_checkpoint_id(checkpoint: str) -> tuple[int, int]:
     """Return (iteration, lineage) of a checkpoint id. ValueError: it is not one."""
     match = _CHECKPOINT.fullmatch(checkpoint)

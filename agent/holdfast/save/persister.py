@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.errors import Fenced, HoldfastError, describe_error, is_full
-from holdfast.format.manifest import LARGE_BYTES, File, FileSummary, raw_bytes, reused_bytes
+from holdfast.format.manifest import LARGE_BYTES, File, FileSummary, raw_bytes, reused_bytes, written_bytes
 from holdfast.protocol.field_types import RankCheckpointTimes
 from holdfast.save.draft import Draft
 from holdfast.save.run import SETTLED, NotPrepared, Run, RunState, WriteResult
@@ -155,7 +155,7 @@ class Persister:
         result = WriteResult(
             stored_bytes=sum(file.size_bytes for file in files),
             reused_bytes=reused_bytes(files),
-            written_bytes=sum(file.stored_bytes for file in files if file.written_by is None),
+            written_bytes=written_bytes(files),
             raw_bytes=raw_bytes(files),
             ranks=spans,
         )

@@ -241,10 +241,11 @@ class Encoder:
     def _encode_tensor(
         self, path: str, value: torch.Tensor, deferred: bool = False, shared: bool = False, in_place: bool = False
     ) -> Tree:
-        tree: dict[str, Tree] = {"$tensor": self._add(path, value, deferred, shared, in_place)}
+        name = self._add(path, value, deferred, shared, in_place)
+        tree: dict[str, Tree] = {"$tensor": name}
         if value.device.type != "cpu":
             tree["device"] = _named(value.device)
-        if in_place or is_sharded(value):
+        if in_place or name in self.sharded:
             return tree
         kind = type(value)
         if kind not in RESTORED_TENSORS:
