@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import msgspec
 
-from holdfast.data.loader import DataLoader
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format.manifest import MANIFEST
+
+if TYPE_CHECKING:
+    from holdfast.data.loader import DataLoader
+
+
+def is_dataloader(item: object) -> TypeGuard[DataLoader]:
+    """Return whether an object is a `holdfast.DataLoader`; without one, its modules are not loaded."""
+    module = sys.modules.get("holdfast.data.loader")
+    return module is not None and isinstance(item, module.DataLoader)
 
 
 def cursor_over(loader: Iterable[Any]) -> Cursor:
     """Return a cursor for any loader."""
-    if isinstance(loader, DataLoader):
+    if is_dataloader(loader):
         return loader
     from holdfast.data.foreign_cursors import foreign_cursor_over  # a loader that is not ours
 

@@ -17,9 +17,14 @@ from holdfast import accelerators
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.restore import LoadedCheckpoint, Regions
 from holdfast.checkpoint.stored_manifest import StoredManifest, read_stored
-from holdfast.data.cursor import LEAVE_OUT, BatchesAnIteration, Cursor, cursor_over, require_position
-from holdfast.data.loader import DataLoader
-from holdfast.data.reachable import given_within
+from holdfast.data.cursor import (
+    LEAVE_OUT,
+    BatchesAnIteration,
+    Cursor,
+    cursor_over,
+    is_dataloader,
+    require_position,
+)
 from holdfast.distributed.ranks import Ranks
 from holdfast.engine.optional_parts import watch_over
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
@@ -70,7 +75,7 @@ class Training:
         self._position, self._controller = position, controller
         self._loaders: list[tuple[Iterable[Any], Cursor]] = []
         """Loaders with their cursors, in the order in which the script first used them."""
-        self._given_loaders = [item for item in self.registry.objects.values() if isinstance(item, DataLoader)]
+        self._given_loaders = list(filter(is_dataloader, self.registry.objects.values()))
         for loader in self._given_loaders:
             loader.attach_session()
         self._enclosed: set[str] = set()
@@ -193,7 +198,7 @@ class Training:
         if self._watch is not None:
             self._watch.close()
         for loader in self._loaders_saved():
-            if isinstance(loader, DataLoader):
+            if is_dataloader(loader):
                 loader.detach_session()
 
     @functools.cached_property
@@ -272,7 +277,7 @@ class Training:
         known = [each for each, _ in self._loaders]
         number = next((i for i, each in enumerate(known) if each is loader), len(known))
         if number == len(known):
-            if isinstance(loader, DataLoader):
+            if is_dataloader(loader):
                 loader.give_to_session()
             cursor = cursor_over(loader)
             # a new loader starts at the beginning, even if the script has looked at its first batch
@@ -282,7 +287,9 @@ class Training:
             else:
                 self._to_leave_out.go_to(number, cursor, position, self._position.iteration)
             self._loaders.append((loader, cursor))
-            if not isinstance(loader, DataLoader):
+            if not is_dataloader(loader):
+                from holdfast.data.reachable import given_within
+
                 self._enclosed.update(given_within(loader, self.registry.given))
             self._name_loader_differences(loader, number)
         return number, self._loaders[number][1]

@@ -40,6 +40,10 @@ RIM = {
         "store.bucket", "store.gcs_and_azure", "store.http_place", "store.object_keys", "store.objects",
         "store.s3", "store.s3_connection",
     ],
+    "loader": [
+        "data.generators", "data.indexed", "data.loader", "data.loader_arguments", "data.loader_position",
+        "data.order", "data.reachable",
+    ],
     "datasets": ["data.hidden_generators", "data.sampled", "data.streams"],
     "loops": ["data.foreign_cursors", "engine.skipped_epochs"],
     "drain": ["checkpoint.draining", "engine.draining", "store.tiers"],
@@ -65,7 +69,7 @@ RIM = {
 }  # fmt: skip
 ALL = "all"
 CASES = RIM | {ALL: [each for names in RIM.values() for each in names]}
-MOST_MODULES, MOST_LINES = 118, 16_120
+MOST_MODULES, MOST_LINES = 111, 15_040
 """Size of the core. Lower both as it shrinks. A change that would raise one belongs in the rim."""
 PROGRAM = """
 import importlib.abc, json, os, sys
