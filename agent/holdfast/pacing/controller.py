@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast.pacing.estimator import Observation, OverheadEstimate, SlowdownEstimate
-from holdfast.pacing.failures import FailureHistory, JobHistory
+from holdfast.pacing.failures import JobHistory
 from holdfast.pacing.interval_cost import pipeline_interval, predicted_stall, write_budget, write_interval
 from holdfast.pacing.overhead_samples import (
     CLEAR_ERRORS,
@@ -36,9 +36,7 @@ MIN_PROFILE_IDLE = 3
 """Idle iterations that a profile needs, however long they take."""
 MIN_CHECKPOINTS = 2
 """Checkpoints since the last change from which the interval is judged."""
-COST_ONLY_POLICIES = frozenset({"checkfreq", "fixed"})
-"""Policies that ignore failures."""
-UNAWARE_POLICIES = COST_ONLY_POLICIES | {"goodput", "young-daly"}
+UNAWARE_POLICIES = frozenset({"checkfreq", "fixed", "goodput", "young-daly"})
 """Policies that ignore the progress of training: no loss is read for them."""
 SPREAD_POLICIES = frozenset({"coci"})
 """Policies that keep the write budget over the whole job, not at each time."""
@@ -80,6 +78,8 @@ class Controller:
         self.job_history = JobHistory(world_size, total_iterations)
         self._planned_with = self.job_history.history
         """The failure history from which the interval was chosen."""
+        self._planned_seconds: float | None = None
+        """The mean time of an iteration from which it was chosen, which limits the unsaved work."""
         self._warmup_left = warmup_iterations
         self._profile_iterations = profile_iterations
         self._profiled, self._profiled_seconds = 0, 0.0
@@ -416,22 +416,21 @@ class Controller:
         made = self._planned(cost_seconds)
         return made.interval if made is not None and made.interval is not None else 1
 
-    def _planned(self, cost_seconds: float | None, history: FailureHistory | None = None) -> IntervalPlan | None:
+    def _planned(self, cost_seconds: float | None) -> IntervalPlan | None:
         """Return the policy's plan for this cost of a checkpoint."""
         profile = self.profile
         if profile is None:
             return None
-        history = history or self.job_history.history
-        return plan(replace(profile, cost_seconds=cost_seconds), self._settings, history)
+        return plan(replace(profile, cost_seconds=cost_seconds), self._settings, self.job_history.history)
 
     def _follow_history(self) -> None:
-        """Plan anew if failures, their absence, or the loss have changed the interval that the policy wants."""
-        settings = self._settings
-        if settings.policy in COST_ONLY_POLICIES or settings.every is not None or settings.paused:
+        """Plan anew if failures, the loss or waits, or their absence, have changed the interval that is wanted."""
+        settings, profile = self._settings, self.profile
+        if settings.every is not None or settings.paused or profile is None:
             return
-        cost = self._measured.cost_seconds
-        then, now = self._planned(cost, self._planned_with), self._planned(cost)
-        before, after = then and then.interval, now and now.interval
+        earlier = replace(profile, mean_seconds=self._planned_seconds)
+        now = plan(profile, settings, self.job_history.history)
+        before, after = plan(earlier, settings, self._planned_with).interval, now.interval
         if settings.policy in SPREAD_POLICIES and after:
             self._plan = now  # each distance is planned; larger changes are announced below
         if before == after or (before and after and abs(after - before) <= FAILURE_RATE_CHANGE * before):
@@ -440,7 +439,7 @@ class Controller:
 
     def _replan(self) -> None:
         """Ask the policy, without regard to the interval so far."""
-        self._planned_with = self.job_history.history
+        self._planned_with, self._planned_seconds = self.job_history.history, self._samples.mean_seconds
         made = plan(self.profile, self._settings, self._planned_with)
         known = self.profile is not None or self._settings.paused or self._settings.every is not None
         before, self._plan = self._plan, made if known else None
@@ -450,6 +449,7 @@ class Controller:
 
     def _set_interval(self, interval: int, reason: str) -> None:
         """Set an interval that the policy did not choose; an empty `reason` stands for the policy's own."""
+        self._planned_seconds = self._samples.mean_seconds
         held = plan(self.profile, replace(self._settings, every=interval), self.job_history.history)
         wanted = self._planned(self._measured.cost_seconds)
         policy = wanted.policy if wanted is not None else self._settings.policy

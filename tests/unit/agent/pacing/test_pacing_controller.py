@@ -723,6 +723,20 @@ def test_a_single_long_wait_leaves_the_interval_as_it_is() -> None:
     assert simulated.interval == before
 
 
+def test_the_interval_grows_again_when_long_waits_do_not_come_back() -> None:
+    settings = PacingSettings(policy="goodput", mtbf_seconds=1e9, max_unsaved_seconds=600.0)
+    simulated = PacedJob(Controller(settings), stall_seconds=0.1).run(800)
+    before = simulated.interval
+    for distance in (100, 300, 100):
+        simulated.run(distance)
+        simulated.data_seconds = 3600.0
+        simulated.run(1)
+        simulated.data_seconds = 0.0
+    simulated.run(1000)
+    assert simulated.interval < before / 2
+    assert simulated.run(20_000).interval >= 0.8 * before
+
+
 def test_slow_fetches_far_above_the_median_count_as_time_that_may_be_lost() -> None:
     """Every 25th of 1 s waits 99 s for data: 5 s of wall-clock time an iteration."""
     settings = PacingSettings(policy="goodput", mtbf_seconds=1e9, max_unsaved_seconds=600.0)
