@@ -49,8 +49,9 @@ def test_a_page_has_its_text_the_navigation_and_its_neighbours(built, client):
 
 
 def test_an_address_without_its_slash_leads_to_the_page_where_links_are_right(built, client):
-    answer = client.get("/guide/internals/pages", follow_redirects=False)
-    assert (answer.status_code, answer.headers["location"]) == (307, "/guide/internals/pages/")
+    for address in ("/guide", "/guide/internals/pages"):
+        answer = client.get(address, follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (307, f"{address}/")
 
 
 def test_only_files_of_the_guide_are_served(built, client):

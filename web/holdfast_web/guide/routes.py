@@ -48,6 +48,11 @@ class MissingGuide(View):
     template: ClassVar[str] = "guide/missing.html"
 
 
+@router.endpoint("GET", "", access=PERSON)
+def index() -> Response:
+    return RedirectResponse("/guide/")
+
+
 @router.endpoint("GET", "/search", access=PERSON)
 def find(query: Annotated[str, Query(alias="q", max_length=MAX_QUERY)] = "") -> Response:
     guide = built_guide()
