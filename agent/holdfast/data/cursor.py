@@ -30,6 +30,15 @@ def cursor_over(loader: Iterable[Any]) -> Cursor:
     return foreign_cursor_over(loader)
 
 
+def loaders_within(loader: Iterable[Any], given: Mapping[str, Any]) -> list[str]:
+    """Return the keywords of given loaders with a position of their own from which an iterable draws."""
+    if is_dataloader(loader):
+        return []
+    from holdfast.data.reachable import given_within
+
+    return given_within(loader, given)
+
+
 class Cursor(Protocol):
     """Source of batches of `session.batches`."""
 

@@ -23,6 +23,7 @@ from holdfast.data.cursor import (
     Cursor,
     cursor_over,
     is_dataloader,
+    loaders_within,
     require_position,
 )
 from holdfast.distributed.ranks import Ranks
@@ -197,9 +198,8 @@ class Training:
             hook.remove()
         if self._watch is not None:
             self._watch.close()
-        for loader in self._loaders_saved():
-            if is_dataloader(loader):
-                loader.detach_session()
+        for loader in filter(is_dataloader, self._loaders_saved()):
+            loader.detach_session()
 
     @functools.cached_property
     def skipped_epochs(self) -> SkippedEpochs:
@@ -221,8 +221,7 @@ class Training:
         if self.unsaved_batches != self.counted.batches:
             self.counted = BatchesAnIteration(self.unsaved_batches, self._position.iteration - 1)
         if self._to_leave_out is not None:
-            cursors = [cursor for _, cursor in self._loaders]
-            later = self._loaded[len(cursors) :]
+            cursors, later = [each for _, each in self._loaders], self._loaded[len(self._loaders) :]
             self.restore_count += self._to_leave_out.reach(self._position.iteration, cursors, later)
         self.unsaved_batches = self.unsaved_updates = 0
         self._was_replay_announced, self._is_replay_announced = self._is_replay_announced, False
@@ -274,9 +273,8 @@ class Training:
 
     def cursor_for(self, loader: Iterable[Any]) -> tuple[int, Cursor]:
         """Return the number and the cursor of a loader that the script starts or continues to use."""
-        known = [each for each, _ in self._loaders]
-        number = next((i for i, each in enumerate(known) if each is loader), len(known))
-        if number == len(known):
+        number = next((i for i, (each, _) in enumerate(self._loaders) if each is loader), len(self._loaders))
+        if number == len(self._loaders):
             if is_dataloader(loader):
                 loader.give_to_session()
             cursor = cursor_over(loader)
@@ -287,10 +285,7 @@ class Training:
             else:
                 self._to_leave_out.go_to(number, cursor, position, self._position.iteration)
             self._loaders.append((loader, cursor))
-            if not is_dataloader(loader):
-                from holdfast.data.reachable import given_within
-
-                self._enclosed.update(given_within(loader, self.registry.given))
+            self._enclosed.update(loaders_within(loader, self.registry.given))
             self._name_loader_differences(loader, number)
         return number, self._loaders[number][1]
 
@@ -444,13 +439,12 @@ class Training:
         Raises:
             IncompatibleCheckpoint: the data cannot be left out exactly; nothing has changed.
         """
-        before = loaded.manifest.left_out
         if skip is None:
-            return before
+            return loaded.manifest.left_out
         from holdfast.engine.left_out_data import of_skip
 
+        before, cursors = loaded.manifest.left_out, [cursor for _, cursor in self._loaders]
         session = decode(loaded.state["session"], loaded.tensors, copy=True)
-        cursors = [cursor for _, cursor in self._loaders]
         since = current[len(before) :] if current[: len(before)] == before else ()
         iteration, world_size = loaded.manifest.iteration, self._ranks.world_size
         return (*before, of_skip(skip, iteration, session, cursors, since, counted, world_size))
