@@ -104,9 +104,9 @@ SAVEPOINT = Isolation(
 
 
 def run_unit(session: Session, unit: WriteUnit, isolation: Isolation = SAVEPOINT) -> None:
-    """Run a unit behind a savepoint: its error goes to its caller, and the other units of the group go on.
+    """Run a unit, alone or behind a savepoint: its error goes to its caller, and the others of the group go on.
 
-    The session takes another savepoint at its first use. Most units add samples and do not use it.
+    The session takes a savepoint, or another one, at its first use. Most units add samples and do not use it.
     """
     session.info["request_id"] = unit.request_id
     unit.error = None

@@ -5,6 +5,7 @@ import os
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 from sqlalchemy import func, select, text
@@ -12,6 +13,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from holdfast_migrations import NotOurDatabase
 from holdfast_server import models
+from holdfast_server.core.errors import UnknownJob
 from holdfast_server.core.settings import ServerSettings, database_url, default_database, is_loopback
 from holdfast_server.db import (
     Database,
@@ -19,6 +21,8 @@ from holdfast_server.db import (
     DatabaseClosed,
     DatabaseInUse,
     DatabaseUnavailable,
+    Statement,
+    on_connection,
     sqlite,
 )
 from holdfast_server.db import database as database_module
@@ -147,6 +151,57 @@ def test_a_caller_that_gives_up_does_not_stop_the_writer(database):
         return jobs(database)
 
     assert run(database, scenario) == 2
+
+
+ADD_PROJECT = Statement(text("INSERT INTO projects (name, created_at) VALUES (:name, 1.0)"))
+
+
+def fails_after_it_wrote(session):
+    on_connection(session, ADD_PROJECT.run, {"name": "failed"})
+    job("failed")(session)
+    session.flush()
+    raise UnknownJob("failed")
+
+
+def breaks_a_constraint(session):
+    job("failed")(session)
+    session.flush()
+    on_connection(session, ADD_PROJECT.run, {"name": "failed"}, {"name": "failed"})
+
+
+def fails_after_its_own_commit(session):
+    job("failed")(session)
+    session.commit()
+    raise ValueError("no")
+
+
+def breaks_a_constraint_at_commit(session):
+    session.execute(text("PRAGMA defer_foreign_keys = ON"))
+    session.add(models.JobRecord(name="failed", project="missing", created_at=1.0, last_contact_at=1.0))
+
+
+@ON_SQLITE
+@pytest.mark.parametrize(
+    "work",
+    [fails_after_it_wrote, breaks_a_constraint, fails_after_its_own_commit, breaks_a_constraint_at_commit],
+)
+@pytest.mark.parametrize("units", [1, 3], ids=["alone", "grouped"])
+def test_units_that_fail_store_nothing_and_leave_no_transaction_open(database, work, units):
+    def scenario(database):
+        all_submitted = threading.Event()
+        database.submit(lambda _: all_submitted.wait(300))
+        failing = [database.submit(work) for _ in range(units)]
+        all_submitted.set()
+        assert None not in outcomes_of(failing)
+        with closing(sqlite3.connect(database.path, timeout=0, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")  # fails while another transaction is open
+            other.execute("ROLLBACK")
+            stored = other.execute("SELECT name FROM jobs UNION SELECT name FROM projects").fetchall()
+            assert stored == [("default",)]
+        database.write(job("next"))
+        return jobs(database)
+
+    assert run(database, scenario) == 1
 
 
 @ON_SQLITE
