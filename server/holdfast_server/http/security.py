@@ -126,14 +126,18 @@ class OriginCheck:
 
 
 class BodyMiddleware:
-    """Limits the size of a request's body, as its endpoint declares, and the time in which it must arrive."""
+    """Limits the size of a request's body, as its endpoint declares, and the time in which it must arrive.
+
+    No endpoint reads the body of a GET. A stream receives only to notice that its client disconnected, and cannot
+    refuse a body once its answer has begun.
+    """
 
     def __init__(self, app: ASGIApp, *, seconds: float = BODY_SECONDS) -> None:
         self.app = app
         self.seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope["method"] in SAFE_METHODS:
             await self.app(scope, receive, send)
             return
         match = match_of(scope)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from starlette.testclient import TestClient
 
-from holdfast_server.api.endpoints import Router
+from holdfast_server.api.endpoints import Router, table_of
 from holdfast_server.app import create_app
 from holdfast_server.core.access import PUBLIC
 from holdfast_server.http.security import CONTENT_SECURITY_POLICY
@@ -92,22 +92,44 @@ def test_a_fault_of_ours_is_json_for_programs(failing, headers):
 
 
 LARGE = b'{"key": "' + b"x" * 2**21 + b'"}'
-
-
-@pytest.mark.parametrize(
+TAKES_A_BODY = pytest.mark.parametrize(
     ("method", "path"),
     [
         ("PATCH", "/api/v1/jobs/char-gpt/desired"),
         ("POST", "/api/v1/jobs/char-gpt/restores"),
+        ("POST", "/api/v1/ingest"),
         ("POST", "/jobs/char-gpt/budget"),
         ("POST", "/login"),
     ],
 )
-def test_a_body_larger_than_any_edit_is_refused(agent, client, method, path):
-    agent.start()
+
+
+def sent_to(path):
     form = {"Content-Type": "application/x-www-form-urlencoded"}
-    headers = {"If-Match": '"0"', **({} if path.startswith("/api") else form)}
-    assert client.request(method, path, content=LARGE, headers=headers).status_code == 413
+    return {"If-Match": '"0"', **({} if path.startswith("/api") else form)}
+
+
+@TAKES_A_BODY
+@pytest.mark.parametrize("in_chunks", [False, True])
+def test_a_body_larger_than_the_endpoint_takes_is_refused(agent, client, method, path, in_chunks):
+    agent.start()
+    parts = [LARGE] * (5 if path.endswith("ingest") else 1)
+    content = iter(parts) if in_chunks else b"".join(parts)
+    assert client.request(method, path, content=content, headers=sent_to(path)).status_code == 413
+
+
+def test_a_download_ignores_the_body_of_its_request(job, client):
+    """It could not be refused any more once the answer has begun."""
+    path = "/api/v1/jobs/char-gpt/export/samples.csv"
+    plain = client.get(path)
+    for content in (LARGE, iter([LARGE])):
+        reply = client.request("GET", path, content=content)
+        assert (reply.status_code, reply.text) == (200, plain.text)
+
+
+def test_no_get_declares_a_body(client):
+    routes = table_of(client.app).routes
+    assert [route.path for route in routes if route.method == "GET" and getattr(route, "body_field", None)] == []
 
 
 @pytest.mark.parametrize(
