@@ -158,6 +158,8 @@ class BodyMiddleware:
                 raise HTTPException(
                     408, f"the body of the request did not arrive within {self.seconds:g} s"
                 ) from None
+            if message["type"] == "http.disconnect":
+                raise HTTPException(400, "the client disconnected before it sent the whole body")
             received += len(message.get("body", b""))
             if received > most:
                 raise HTTPException(413)

@@ -118,6 +118,32 @@ def test_a_body_larger_than_the_endpoint_takes_is_refused(agent, client, method,
     assert client.request(method, path, content=content, headers=sent_to(path)).status_code == 413
 
 
+@TAKES_A_BODY
+@pytest.mark.parametrize(("declared", "status"), [(2**23 + 1, 413), (100, 400)])
+def test_a_body_that_cannot_be_read_whole_is_refused_without_it(agent, client, method, path, declared, status):
+    """It is too large, of which nothing is received, or its client disconnects."""
+    agent.start()
+    assert started(client, method, path, sent_to(path) | {"Content-Length": str(declared)})["status"] == status
+
+
+def started(client, method, path, headers):
+    """Return how the answer begins to a client that disconnects before it has sent the body."""
+    answered = []
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        answered.append(message)
+
+    named = {"Host": "127.0.0.1:7117", **headers}.items()
+    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "root_path": "",
+             "query_string": b"", "scheme": "http", "http_version": "1.1", "client": ("127.0.0.1", 1),
+             "headers": [(name.lower().encode(), value.encode()) for name, value in named]}  # fmt: skip
+    client.portal.call(client.app, scope, receive, send)
+    return answered[0]
+
+
 def test_a_download_ignores_the_body_of_its_request(job, client):
     """It could not be refused any more once the answer has begun."""
     path = "/api/v1/jobs/char-gpt/export/samples.csv"
