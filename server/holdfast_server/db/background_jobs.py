@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import iscoroutinefunction
 
+from sqlalchemy.exc import OperationalError
+
 from holdfast_server.db import Database, DatabaseClosed, DatabaseUnavailable
 
 FIRST_AFTER_SECONDS = 5.0
@@ -61,7 +63,7 @@ async def run_once(job: BackgroundJob, db: Database, clock: Clock) -> bool:
             await job.run(db, clock())
         else:
             await db.ask("background", partial(job.run, db, clock()))
-    except (DatabaseClosed, DatabaseUnavailable) as error:
+    except (DatabaseClosed, DatabaseUnavailable, OperationalError) as error:
         logger.warning("skipped background job %s: %s", job.name, error)
         return False
     except Exception:  # keep the job alive: it may raise anything, and runs again later

@@ -26,6 +26,7 @@ from holdfast_server.db import (
     sqlite,
 )
 from holdfast_server.db import database as database_module
+from holdfast_server.db.background_jobs import BackgroundJob, run_once
 from tests.support.eventually import eventually
 from tests.support.postgres import ON_POSTGRES, ON_SQLITE
 
@@ -533,3 +534,16 @@ def test_statements_that_a_migration_changed_are_prepared_anew(database, cluster
         return database.write(all_projects)[0]["more"]
 
     assert run(database, scenario) is None
+
+
+def test_a_background_job_that_finds_no_database_is_skipped_without_a_traceback(database, caplog):
+    def refused(database, now):
+        raise OperationalError("SELECT 1", None, OSError("connection refused"))
+
+    def scenario(database):
+        return asyncio.run(run_once(BackgroundJob("example", 1.0, refused), database, lambda: 0.0))
+
+    assert not run(database, scenario)
+    (record,) = [each for each in caplog.records if "example" in each.message]
+    assert record.message.startswith("skipped background job example")
+    assert record.exc_info is None
