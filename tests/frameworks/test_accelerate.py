@@ -1,5 +1,10 @@
 """Accelerate: a killed job continues exactly, in the middle of an epoch and of an accumulation of gradients."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from accelerate import Accelerator
@@ -227,3 +232,16 @@ def test_a_model_that_was_wrapped_for_several_ranks_is_saved_once(tmp_path):
         torch.distributed.destroy_process_group()
     manifest = restore.verify(LocalStore(tmp_path), "wrapped", made.checkpoint)
     assert {key for key in manifest.state if key.startswith("model")} == {"model"}
+
+
+@pytest.mark.parametrize("environment", [{}, {"ACCELERATE_USE_CPU": "1"}], ids=["unaware", "aware"])
+def test_accelerate_that_does_not_know_of_the_ranks_is_named(tmp_path, environment):
+    """Without the variable, it wraps no model on CPUs: each rank trains its own."""
+    script = Path(__file__).with_name("unaware_script.py")
+    done = subprocess.run(
+        [sys.executable, *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"), script, tmp_path],
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        capture_output=True, text=True, timeout=400, check=True,
+    )  # fmt: skip
+    assert done.stderr.count("set ACCELERATE_USE_CPU=1") == (not environment)
+    assert "a full copy, because" not in done.stderr

@@ -112,8 +112,9 @@ def _agreed(groups: Iterable[Agreed]) -> Agreed:
                 )
             raise NotPrepared(
                 f"ranks {other} and {rank} have different values for replicated state, such as parameters under "
-                "DistributedDataParallel: check that every update reduces gradients over all ranks, and that no "
-                "other tensor has the same name"
+                "DistributedDataParallel: check that every forward pass calls the DistributedDataParallel and not "
+                "the module inside it, that every update reduces gradients over all ranks, and that no other "
+                "tensor has the same name"
             )
     return found
 

@@ -6,9 +6,9 @@ import functools
 import itertools
 import logging
 from collections import ChainMap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -35,7 +35,13 @@ from holdfast.state.sharding import (
     storages,
 )
 from holdfast.state.tree import Shapes, Tree
-from holdfast.state.wrappers import given_modules, has_unseen_steps, is_optimizer, optimizers_in
+from holdfast.state.wrappers import (
+    given_modules,
+    has_unseen_steps,
+    is_optimizer,
+    is_unaware_of_ranks,
+    optimizers_in,
+)
 from holdfast.torch_internals import replicated_parameters, unsupported
 
 logger = logging.getLogger("holdfast")
@@ -108,26 +114,35 @@ class Registry(LoadableObjects):
         """Describe the guarantees that this version of torch does not allow."""
         return [*unsupported(distributed=self._world_size > 1), *(self.stages.limitations if self.stages else ())]
 
-    def stored_by_each_rank(self) -> list[str]:
+    def stored_by_each_rank(self) -> Iterator[tuple[Literal["info", "warning"], str]]:
         """Describe the modules of which every rank stores its own copy."""
         if self._world_size == 1:
-            return []
+            return
         held = {id(p) for ddp in self.replicated.values() for p in ddp.parameters()}
         trained = {id(p) for o in self.optimizers for group in o.param_groups for p in group["params"]} - held
-        found = []
         for keyword, module in self.modules.items():
             parameters = list(module.parameters())
             if self.stages is not None and keyword in self.stages.keywords:
                 continue
             if any(id(p) in trained for p in parameters) and not any(map(is_sharded, parameters)):
-                found.append(
-                    f"{keyword}: each of the {self._world_size} ranks stores a full copy, because it is not "
-                    "sharded and the session was not given a DistributedDataParallel that contains it. If the "
-                    f"script has one, create it before the session and pass it as Session({keyword}=...): then "
-                    "its parameters are stored once, and on three ranks or more the losses after a resume are "
-                    "equal to the last bit"
+                copies = f"{keyword}: each of the {self._world_size} ranks stores a full copy"
+                if is_unaware_of_ranks():
+                    yield (
+                        "warning",
+                        f"{copies} and trains it alone, unless the script averages gradients: Accelerate runs as "
+                        "one process, so it does not wrap models in DistributedDataParallel. On CPUs, set "
+                        "ACCELERATE_USE_CPU=1 before the start (or Accelerator(cpu=True), for a Trainer of "
+                        "Transformers TrainingArguments(use_cpu=True))",
+                    )
+                    continue
+                yield (
+                    "info",
+                    f"{copies}, because it is not sharded and the session was not given a "
+                    "DistributedDataParallel that contains it. If the script has one, create it before the "
+                    f"session and pass it as Session({keyword}=...): then its parameters are stored once, and on "
+                    "three ranks or more the losses after a resume are equal to the last bit. If it has none, "
+                    "the ranks train separate models, unless the script averages gradients",
                 )
-        return found
 
     @property
     def sees_updates(self) -> bool:

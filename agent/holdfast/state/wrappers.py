@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -158,6 +159,12 @@ def has_no_state_dict(item: Any) -> bool:
 
 def is_accelerator(item: Any) -> bool:
     return type(getattr(item, "step", None)) is int and hasattr(item, "gradient_state")
+
+
+def is_unaware_of_ranks() -> bool:
+    """Whether Accelerate runs as one process, as under torchrun on CPUs without ACCELERATE_USE_CPU."""
+    state = sys.modules.get("accelerate.state")
+    return state is not None and state.is_initialized() and state.PartialState().num_processes == 1
 
 
 class AcceleratorCounter:

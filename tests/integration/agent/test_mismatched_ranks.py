@@ -47,7 +47,8 @@ def test_replicas_that_have_drifted_apart_are_refused(launcher, store):
         2, "tests.support.mismatched_ranks_workloads.unsynchronised", store=store
     )
     assert [each for each in checkpoints if not each.startswith("000000000001")] == []
-    assert any("check that every update reduces gradients over all ranks" in each for each in told)
+    assert any("check that every forward pass calls the DistributedDataParallel" in each for each in told)
+    assert any("that every update reduces gradients over all ranks" in each for each in told)
 
 
 @pytest.mark.parametrize("how", ["set_requires_gradient_sync", "set_requires_all_reduce"])
@@ -77,6 +78,7 @@ def test_a_replicated_module_is_asked_for_where_the_one_inside_is_given(launcher
         assert len(own) == 4
         assert reducers == {}
         assert any("pass it as Session(model=...)" in each and "to the last bit" in each for each in told)
+        assert any("the ranks train separate models, unless the script averages" in each for each in told)
 
 
 def test_what_is_not_supported_says_what_is(launcher):
