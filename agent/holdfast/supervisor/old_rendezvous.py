@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 import time
 from collections.abc import Mapping
 
@@ -17,7 +18,7 @@ from holdfast.system.supervisor_channel import SESSIONS_BEGUN
 from holdfast.system.supervisor_files import log_line
 
 CONTACT_SECONDS = 2.0
-"""How long to wait for the store's response; if there is none, the trainer starts."""
+"""How long to wait for a connection, and then for the store's response; without one, the trainer starts."""
 _KEY = f"/{SESSIONS_BEGUN}".encode()
 _QUERY = struct.pack(f"=BIBQQ{len(_KEY)}s", 0, 0x3C85F7CE, 5, 1, len(_KEY), _KEY)
 """VALIDATE, with a number that identifies the protocol; CHECK, with one key."""
@@ -33,10 +34,14 @@ _KEEP_ALIVE = {
 
 def await_end(environment: Mapping[str, str], signals: PendingSignals, limit_seconds: float) -> None:
     """Wait until no sessions run in the rendezvous that a start would join, a stop signal, or the limit."""
-    store = _connect(environment)
-    if store is None:
+    found: list[socket.socket | None] = []
+    # in a thread, which may stay behind: neither a lookup of a name nor the number of its addresses has a limit
+    contact = threading.Thread(target=lambda: found.append(_connect(environment)), daemon=True)
+    contact.start()
+    contact.join(2 * CONTACT_SECONDS)
+    if not found or found[0] is None:
         return
-    with store:
+    with found[0] as store:
         place = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
         log_line(
             f"rank 0 still runs at {place}: waiting until it ends, at most {limit_seconds:g} s, since a rank that "

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import NoReturn
 
 import pytest
 from torch.distributed import PrefixStore, TCPStore
@@ -96,6 +98,22 @@ def test_a_server_that_does_not_respond_is_not_waited_for(
     with socket.create_server(("127.0.0.1", 0)) as server:
         wait_for(server.getsockname()[1], signals)
     assert not signals.sleeps
+
+
+def test_a_lookup_without_an_answer_is_not_waited_for(signals: Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_over, ended = threading.Event(), threading.Event()
+
+    def unanswered(*_: object) -> NoReturn:
+        is_over.wait(30)
+        ended.set()
+        raise socket.gaierror
+
+    monkeypatch.setattr(old_rendezvous, "CONTACT_SECONDS", 0.01)
+    monkeypatch.setattr(socket, "getaddrinfo", unanswered)
+    wait_for(1, signals)
+    assert not ended.is_set()
+    is_over.set()
+    assert ended.wait(30)
 
 
 @pytest.mark.parametrize("port", ["seven", 1, 70_000])
