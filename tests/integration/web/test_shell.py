@@ -114,6 +114,29 @@ def test_a_skip_link_leads_to_the_controls(open_page: Open, served: Served) -> N
     expect(page.get_by_label("Budget", exact=True)).to_be_focused()
 
 
+@pytest.mark.parametrize("panel", ["log", "plan", "recent"])
+def test_a_folded_panel_opens_where_a_link_leads_to_it(open_page: Open, served: Served, panel: str) -> None:
+    reported(served, "folded")
+    page = open_page("/jobs/folded")
+    expect(page.locator("#connection")).to_have_attribute("data-state", "live")
+    folded = page.locator(f"#{panel}")
+    expect(folded).not_to_have_attribute("open", "")
+    for _ in range(2):  # the second click leaves the hash as it is
+        page.locator(f".local-nav a[href='#{panel}']").click()
+        expect(folded).to_have_attribute("open", "")
+        expect(folded.get_by_role("link", name=re.compile("^(Show the output|Compare intervals)$"))).to_have_count(
+            0
+        )
+        folded.locator("summary").click()
+        expect(folded).not_to_have_attribute("open", "")
+    page.evaluate("location.hash = '#attempts'")
+    page.evaluate("hash => (location.hash = hash)", panel)
+    expect(folded).to_have_attribute("open", "")
+    page = open_page(f"/jobs/folded#{panel}")
+    expect(page.locator(f"#{panel}")).to_have_attribute("open", "")
+    expect(page.get_by_role("link", name=re.compile("^(Show the output|Compare intervals)$"))).to_have_count(0)
+
+
 def test_keys_of_one_character_can_be_switched_off_and_on_again(open_page: Open, served: Served) -> None:
     reported(served, "keyless")
     page = open_page("/jobs/keyless")

@@ -397,7 +397,15 @@ function startOneTimeLink() {
   history.replaceState(null, "", location.pathname);
 }
 
+/** Unfold the panel that a link leads to; once htmx has started, which loads its content then. */
+function startFoldedPanels() {
+  const unfold = (hash) => document.getElementById(hash.slice(1))?.closest("details")?.setAttribute("open", "");
+  for (const moved of ["load", "hashchange"]) addEventListener(moved, () => unfold(location.hash));
+  // a second click on a link changes no hash
+  document.addEventListener("click", (event) => unfold(event.target.closest?.('a[href^="#"]')?.hash ?? ""));
+}
+
 for (const start of [
-  startTheme, startTimes, startCopying, startDialogs, startFilters, startForms, startKeys, startPlan, startRowOrder, startSelected, startSelection, startSession, startStream, startErrors,
+  startTheme, startTimes, startCopying, startDialogs, startFilters, startFoldedPanels, startForms, startKeys, startPlan, startRowOrder, startSelected, startSelection, startSession, startStream, startErrors,
   startLeaving, startOneTimeLink, startTab,
 ]) start();
