@@ -271,6 +271,7 @@ class Session:
         """
         if self._lifecycle.state is Life.STARTING:
             self._boundary.resume()
+            self._limitations.update(self._training.limitations())
         return self.iteration
 
     def keep(self, /, *objects: str, **settings: str | Iterable[str]) -> None:

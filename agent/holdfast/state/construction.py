@@ -133,7 +133,8 @@ def loader_settings(item: Any) -> dict[str, Any]:
     found = {name.lstrip("_"): own[name] for name in _OF_LOADERS if name in own}
     indices = attributes(own["dataset"]).get("indices")
     if isinstance(own["dataset"], torch.utils.data.Subset) and isinstance(indices, (list, tuple, range)):
-        found["indices"] = list(indices[:: len(indices) // 8 + 1])  # of `random_split`, perhaps without a seed
+        # of `random_split`, perhaps without a seed; a position within an epoch names another number of samples
+        found[f"indices of {len(indices)} samples"] = list(indices[:: len(indices) // 8 + 1])
     return plain_items(found)
 
 

@@ -249,7 +249,16 @@ def test_another_random_split_is_named(train_on, given):
     assert train_on(given, 4, split(1)) == []
     (message,) = train_on(given, 5, split(2))
     some = " (here ".join(f"({', '.join(map(str, split(seed).indices[::76]))})" for seed in (1, 2))
-    assert message.endswith(f"the script's are in force: loader indices {some})")
+    assert message.endswith(f"the script's are in force: loader indices of 600 samples {some})")
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["drawn", "given"])
+def test_a_subset_of_another_size_is_named_once(train_on, given):
+    subset = torch.utils.data.Subset(torch.zeros(64, 4), list(range(40)))
+    train_on(given, 3, subset)
+    subset.indices += [40, 41, 42]
+    (message,) = train_on(given, 4, subset)
+    assert "the checkpoint was taken with 40 samples, and now there are 43 samples" in message
 
 
 def test_settings_of_any_object_that_names_them_are_compared(tmp_path, caplog, jobs):
