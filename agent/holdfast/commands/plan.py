@@ -235,7 +235,11 @@ def _inputs_of_job(answer: JobPlan, comparison: IntervalComparison) -> list[Plan
         return answer.origins.get(name, "").replace("stated", "given")
 
     return [
-        PlanInput(name="iteration", value=duration(comparison.iteration_seconds), origin="measured"),
+        PlanInput(
+            name="iteration",
+            value=duration(comparison.iteration_seconds),
+            origin="measured: without checkpoints and rare long waits; UNSAVED counts both",
+        ),
         PlanInput(name="cost of one", value=duration(comparison.cost_seconds), origin="measured"),
         PlanInput(name="durable after", value=duration(comparison.lag_seconds), origin="measured"),
         PlanInput(name="ranks", value=f"{comparison.world_size:,}", origin=origin("world_size")),

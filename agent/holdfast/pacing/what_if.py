@@ -69,7 +69,7 @@ class IntervalForecast:
     interval: int | None
     """Iterations between checkpoints; `None`: no checkpoints."""
     interval_seconds: float | None = None
-    """Duration of `interval` iterations without checkpoints."""
+    """Duration of `interval` iterations without checkpoints and rare long waits."""
     achieved_seconds: float | None = None
     """Time from one checkpoint to the next; longer than the interval if writing takes longer."""
     overhead: float | None = None
@@ -119,6 +119,7 @@ class IntervalComparison:
     """Shortest interval at which a checkpoint is durable before the next one starts, within the write budget."""
     world_size: int
     iteration_seconds: float
+    """Without checkpoints and rare long waits; what a failure loses counts both."""
     cost_seconds: float
     lag_seconds: float
     """Time from the snapshot until it is durable."""

@@ -194,6 +194,11 @@ def test_measured_and_assumed_figures_look_different(client: TestClient, agent: 
     assert all('class="predicted"' in figure for figure in shares)
 
 
+def test_the_iteration_time_says_which_waits_it_leaves_out(client: TestClient, agent: FakeAgent) -> None:
+    drawn = text_of(answer(client))
+    assert "without checkpoints and rare long waits; the maximum loss on a crash counts both" in drawn
+
+
 def test_failures_are_shown_with_the_time_that_they_were_seen_in(client: TestClient, agent: FakeAgent) -> None:
     assert "0 failures in 2 min" in text_of(answer(client))
     agent.crash(12)

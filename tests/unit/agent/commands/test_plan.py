@@ -193,6 +193,7 @@ def test_a_running_job_is_planned_from_what_was_measured_of_it(holdfast: Holdfas
     assert "The interval in force, set by hand, is 20 (5 s)" in result.stdout
     assert "published rate corrected by 3 failures in 10 d 10 h; 90 % between" in result.stdout
     assert table(result.stdout)["every 400"][0] == "400"
+    assert "measured: without checkpoints and rare long waits; UNSAVED counts both" in result.output
 
 
 def test_a_job_that_is_still_being_measured_has_no_plan(holdfast: Holdfast) -> None:
