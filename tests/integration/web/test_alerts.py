@@ -172,7 +172,11 @@ def test_the_channels_show_messages_until_they_are_sent_and_whether_they_have_li
         assert "hx-trigger" not in page
         (channel,) = client.get("/api/v1/projects/default/alert-channels").json()["channels"]
         deliveries.send_test(client.app.state.services.database, "default", channel["id"], now=clock.now)
-        assert f'hx-select="#messages-{channel["id"]}"' in client.get(CHANNELS).text
+        sent_at = clock.now
+        for age, seconds in ((0, 2), (4, 4), (16, 16), (7200, 30)):  # each request doubles the wait for the next
+            clock.now = sent_at + age
+            page = client.get(CHANNELS).text
+            assert f'hx-trigger="every {seconds}s"\n        hx-select="#messages-{channel["id"]}"' in page
 
 
 @pytest.mark.parametrize("path", [RULES.replace("default", "nowhere"), CHANNELS.replace("default", "nowhere")])

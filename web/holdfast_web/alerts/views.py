@@ -141,6 +141,8 @@ class ChannelLog:
     labels: str
     """The text of the field of its labels."""
     deliveries: list[AlertDelivery]
+    poll_seconds: int | None
+    """When the page asks again about messages that wait: after their age, so that the times double; or `None`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,14 +224,18 @@ def _field_text(value: float, unit: str) -> str:
 
 
 def channels_page(db: Database, settings: ServerSettings, project: str, now: float) -> ChannelsPage:
-    logs = [
-        ChannelLog(
-            channel=channel,
-            labels=routing.shown_labels(channel.labels),
-            deliveries=deliveries.list_deliveries(db, project, channel.id, limit=DELIVERIES_SHOWN),
+    logs = []
+    for channel in channels.list_channels(db, project):
+        sent = deliveries.list_deliveries(db, project, channel.id, limit=DELIVERIES_SHOWN)
+        ages = [now - each.created_at for each in sent if each.state == "waiting"]
+        logs.append(
+            ChannelLog(
+                channel=channel,
+                labels=routing.shown_labels(channel.labels),
+                deliveries=sent,
+                poll_seconds=int(max(2, min(*ages, 30))) if ages else None,
+            )
         )
-        for channel in channels.list_channels(db, project)
-    ]
     return ChannelsPage(
         project=project, channels=logs, mail=bool(settings.alerts.smtp_host), webhooks=settings.alerts.webhooks,
         links=bool(settings.address), now=now,
