@@ -122,7 +122,7 @@ def remove(session: Session, name: str, *, who: str, now: float) -> int:
 
     Raises:
         UnknownPerson: there is no such person.
-        NotPossible: they are the last server administrator.
+        NotPossible: they are the last server admin.
     """
     person = _locked(session, name)
     if person.admin:
@@ -312,7 +312,7 @@ def _require_another_admin(session: Session, name: str) -> None:
         .with_for_update()
     )
     if set(session.scalars(query)) <= {name}:
-        raise NotPossible(f"{name} is the only server administrator: give the role to another person first")
+        raise NotPossible(f"{name} is the only server admin: give the role to another person first")
 
 
 def _new_link(session: Session, person: str | None, *, now: float) -> str:

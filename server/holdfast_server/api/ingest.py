@@ -69,7 +69,7 @@ async def report(request: Request) -> Response:
 class JobNameTaken(UnknownJob):
     message = (
         "this key may not report on {!r}: a job of another project has that name, or the key is for another job; "
-        "choose another job name, or ask a server administrator to move or delete the other job"
+        "choose another job name, or ask a server admin to move or delete the other job"
     )
 
 

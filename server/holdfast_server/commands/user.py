@@ -47,7 +47,8 @@ app = command_group(
 @app.command()
 def add(
     name: Name,
-    admin: Annotated[bool, typer.Option("--admin", help="Make them a server administrator.")] = False,
+    server_admin: Annotated[bool, typer.Option("--server-admin", help="Make them a server admin.")] = False,
+    admin: Annotated[bool, typer.Option("--admin", hidden=True)] = False,
     role: Annotated[str | None, typer.Option(help="Role in the project: viewer, operator or admin.")] = None,
     project: Annotated[str, typer.Option(help="The project of the role.")] = DEFAULT_PROJECT,
     address: Address = None,
@@ -57,7 +58,10 @@ def add(
     """Add a person and print the link with which they choose a password."""
     roles = {} if role is None else {project: _role(role)}
     added, link = in_database(
-        db, lambda database, now: people.add(database, name, admin=admin, roles=roles, who=whoami(), now=now)
+        db,
+        lambda database, now: people.add(
+            database, name, admin=server_admin or admin, roles=roles, who=whoami(), now=now
+        ),
     )
     what = f"Added {added}. Link for choosing a password, valid for a day:"
     _print_link(what, _address(address, db), f"reset#{link}", json)
@@ -74,7 +78,7 @@ def list_people(db: Db = None, json: Json = False) -> None:
 
 
 def _roles(person: Person) -> str:
-    held = ["server administrator"] if person.admin else []
+    held = ["server admin"] if person.admin else []
     return ", ".join(held + [f"{role} of {project}" for project, role in person.roles.items()]) or "-"
 
 
@@ -83,24 +87,26 @@ def role(
     name: Name,
     role: Annotated[str, typer.Argument(metavar="ROLE", help="viewer, operator, admin, or none.")],
     project: Annotated[str, typer.Option(help="The project of the role.")] = DEFAULT_PROJECT,
-    server: Annotated[
-        bool, typer.Option("--server", help="Grant (admin) or revoke (none) server administration.")
+    server_admin: Annotated[
+        bool, typer.Option("--server-admin", help="Make them a server admin (admin), or no longer one (none).")
     ] = False,
+    server: Annotated[bool, typer.Option("--server", hidden=True)] = False,
     db: Db = None,
 ) -> None:
     """Set or remove a person's role in a project: `holdfast user role ada operator --project vision`."""
     held = None if role == NO_ROLE else _role(role)
-    if server and held not in (None, Role.admin):
-        fail("--server accepts admin and none only: other roles are per project", EXIT_USAGE)
+    on_server = server_admin or server
+    if on_server and held not in (None, Role.admin):
+        fail("--server-admin accepts admin and none only: other roles are per project", EXIT_USAGE)
 
     def work(database: Database, now: float) -> None:
-        if server:
+        if on_server:
             people.set_admin(database, name, held is not None, who=whoami(), now=now)
         else:
             people.set_role(database, name, project, held, who=whoami(), now=now)
 
     in_database(db, work)
-    where = "on the server" if server else f"in {project}"
+    where = "on the server" if on_server else f"in {project}"
     print(f"{name} has {'no role' if held is None else f'the role {held.name}'} {where}.")
 
 

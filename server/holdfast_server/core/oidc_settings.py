@@ -68,5 +68,5 @@ def _grant(text: str) -> Grant:
         return Grant(group.strip(), Role[role], project or None)
     raise ValueError(
         f"{PREFIX}ROLES: invalid entry {text!r}; write GROUP=ROLE@PROJECT, as in research=operator@vision, "
-        "GROUP=admin for server administrators, and * for all groups, separated by commas"
+        "GROUP=admin for server admins, and * for all groups, separated by commas"
     )

@@ -120,7 +120,7 @@ class ReportingThread:
 def keys(serve: Callable[..., ServerProcess], new_database: str) -> tuple[ServerProcess, str, str]:
     """A server with people, and the keys of an agent and of an admin."""
     server = serve(HOLDFAST_ACCOUNTS="1")
-    run("holdfast", "user", "add", "ada", "--admin", "--db", new_database)
+    run("holdfast", "user", "add", "ada", "--server-admin", "--db", new_database)
     report = run("holdfast", "token", "create", "agents", "--db", new_database).strip()
     scopes = [word for scope in ("read", "control", "admin") for word in ("--scope", scope)]
     admin = run("holdfast", "token", "create", "admin", "--every-project", *scopes, "--db", new_database).strip()

@@ -46,14 +46,24 @@ def test_a_person_from_beginning_to_end(run):
     assert re.search(r"https://holdfast\.example/reset#hfl_\w{64}$", added)
     assert "viewer of default" in run("user", "list")
     assert "the role operator in default" in run("user", "role", "ada", "operator")
-    assert "the role admin on the server" in run("user", "role", "ada", "admin", "--server")
+    assert "the role admin on the server" in run("user", "role", "ada", "admin", "--server-admin")
     assert json.loads(run("user", "list", "--json"))["people"][0]["roles"] == {"default": "operator"}
     assert "has an administrator already" in run("user", "setup-link", refused=1)
     assert "#hfl_" in run("user", "reset-link", "ada")
-    assert "the only server administrator" in run("user", "remove", "ada", refused=1)
-    run("user", "add", "root", "--admin")
+    assert "the only server admin" in run("user", "remove", "ada", refused=1)
+    run("user", "add", "root", "--server-admin")
     assert run("user", "remove", "ada") == "Removed ada."
     assert "there is no user 'ada'" in run("user", "remove", "ada", refused=1)
+
+
+def test_a_server_admin_has_one_name_in_help_and_earlier_names_work(run):
+    run("user", "add", "ada", "--admin")
+    run("user", "add", "bob", "--server-admin")
+    assert "the role admin on the server" in run("user", "role", "ada", "admin", "--server")
+    for command, earlier in (("add", "--admin"), ("role", "--server")):
+        words = run("user", command, "--help").split()
+        assert "--server-admin" in words
+        assert earlier not in words
 
 
 def test_links_begin_with_the_address_of_the_server(run, empty_database):
@@ -77,7 +87,7 @@ def test_links_begin_with_the_address_of_the_server(run, empty_database):
     "wrong",
     [
         ("role", "ada", "emperor"),
-        ("role", "ada", "viewer", "--server"),
+        ("role", "ada", "viewer", "--server-admin"),
         ("add", "ada", "--role", "x"),
         ("add", "a b"),
     ],
