@@ -80,13 +80,19 @@ def unused_keyword(name: str, objects: Mapping[str, Any]) -> str:
 
 
 def optimizers_referred_to(objects: Mapping[str, Any]) -> Iterator[torch.optim.Optimizer]:
-    """Optimizers that a `state_dict` names, or those in attributes: `missing` reports them, or they are a part."""
+    """Yield optimizers in attributes of the objects: `missing` reports them, or they are a part."""
     for keyword, item in objects.items():
         inside = unwrapped(item)
         if isinstance(inside, torch.optim.Optimizer):
             inside = {name: each for name, each in attributes(inside).items() if name not in _OF_OPTIMIZERS}
-        found = (each for _, each in _reachable(keyword, inside, item))
-        for each in itertools.chain(found, _named_by_state_dict(item)):
+        for _, each in _reachable(keyword, inside, item):
+            yield from optimizers_in(each)
+
+
+def optimizers_in_code(objects: Mapping[str, Any]) -> Iterator[torch.optim.Optimizer]:
+    """Yield optimizers that the code of a given `state_dict` reaches: it saves them, or only reads from them."""
+    for item in objects.values():
+        for each in _named_by_state_dict(item):
             yield from optimizers_in(each)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import weakref
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -13,8 +14,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from holdfast.data.loader import DataLoader
-from holdfast.inventory.missing_state import optimizers_referred_to, unused_keyword
-from holdfast.state.registry import Registry
+from holdfast.inventory.missing_state import optimizers_in_code, optimizers_referred_to, unused_keyword
+from holdfast.state.capture import PLAIN
+from holdfast.state.registry import CapturedState, Registry
 from holdfast.state.rng import is_generator
 from holdfast.state.sharding import local
 from holdfast.state.variables import Variables
@@ -25,6 +27,8 @@ MOST_SEARCHES = 20
 """Most optimizers that are looked for in the given objects, as one per parameter may be used."""
 MOST_ITERATIONS = 100
 """So many without a step of a given optimizer are more than an accumulation of gradients takes."""
+MOST_READ = 0.1
+"""Number of values in a state, as a share of those of an optimizer, below which the state does not hold them."""
 _WITHOUT_SCHEDULER = (torch.nn.Module, torch.amp.GradScaler, Variables)
 
 
@@ -52,6 +56,8 @@ class UnsavedObjects:
         self._reported_loaders: list[DataLoader] = []
         self._iterations: dict[int, tuple[weakref.ref[Optimizer], int]] = {}
         """Optimizers with the number of iterations in which they made a step, up to 2."""
+        self._named_in_code: list[weakref.ref[Optimizer]] = []
+        """Optimizers that the code of a given `state_dict` reaches, until the next capture shows its values."""
         self._searches, self._reported = 0, set[str]()
         self.untrained = UntrainedObjects(registry)
 
@@ -71,6 +77,22 @@ class UnsavedObjects:
         if (what := self.untrained.found()) is not None:
             messages.append(("inventory", what))
         return messages
+
+    def captured(self, state: CapturedState) -> list[str]:
+        """Describe, once each, the optimizers that a `state_dict` only reads from: it holds far fewer values."""
+        named, self._named_in_code = [reference() for reference in self._named_in_code], []
+        if not any(named):
+            return []
+        held = {each.untyped_storage().data_ptr() for each in state.whole.values() if type(each) in PLAIN}
+        room, messages = _values_in(state.states), list[str]()
+        for optimizer in filter(None, named):
+            kept = [each for values in optimizer.state.values() for each in _tensors_of(values)]
+            is_held = any(type(each) in PLAIN and each.untyped_storage().data_ptr() in held for each in kept)
+            if not is_held and room < MOST_READ * sum(local(each).numel() for each in kept if each.dim()):
+                messages += self._unsaved(optimizer)
+        new = [each for each in dict.fromkeys(messages) if each not in self._reported]
+        self._reported.update(new)
+        return new
 
     def _unsaved_loaders(self, loaders: Collection[Any]) -> Iterator[str]:
         while self._drawn_from:
@@ -106,18 +128,26 @@ class UnsavedObjects:
         if not any(each is optimizer for each in self._registry.optimizers):
             if any(each is optimizer for each in optimizers_referred_to(given)):
                 return
-            self.untrained.follow(optimizer)
-            if (module := self._trained_module(optimizer)) is None:
+            if any(each is optimizer for each in optimizers_in_code(given)):
+                self._named_in_code.append(weakref.ref(optimizer))
                 return
-            if optimizer.state:  # of SGD without momentum, nothing is lost
-                yield (
-                    f"{name} trains parameters of {module!r} but is in no checkpoint: a resume resets its moments "
-                    f"and learning rate. Give it to the session, Session({unused_keyword('optimizer', given)}=...)"
-                )
+            self.untrained.follow(optimizer)
+            if self._trained_module(optimizer) is None:
+                return
+            yield from self._unsaved(optimizer)
         if has_scheduler(optimizer) and not any(_may_schedule(each, optimizer) for each in given.values()):
             yield (
                 f"an LR scheduler changes the learning rate of {name} but is in no checkpoint: a resume resets "
                 f"it. Give it to the session, Session({unused_keyword('scheduler', given)}=...)"
+            )
+
+    def _unsaved(self, optimizer: Optimizer) -> Iterator[str]:
+        module = self._trained_module(optimizer)
+        if module is not None and optimizer.state:  # of SGD without momentum, nothing is lost
+            keyword = unused_keyword("optimizer", self._registry.given)
+            yield (
+                f"{type(optimizer).__name__} trains parameters of {module!r} but is in no checkpoint: a resume "
+                f"resets its moments and learning rate. Give it to the session, Session({keyword}=...)"
             )
 
     def _trained_module(self, optimizer: Optimizer) -> str | None:
@@ -200,6 +230,27 @@ class UntrainedObjects:
 
     def _have_not_changed(self, parameters: Collection[torch.Tensor]) -> bool:
         return bool(parameters) and all(self._before.get(id(each)) == _sample(each) for each in parameters)
+
+
+def _tensors_of(values: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors that an optimizer keeps for a parameter."""
+    if isinstance(values, Mapping):
+        yield from (each for each in values.values() if isinstance(each, torch.Tensor))
+
+
+def _values_in(state: Any) -> float:
+    """Return how many values a state holds at most; infinite if it holds objects of unknown size."""
+    if isinstance(state, torch.Tensor):
+        return local(state).numel()
+    if isinstance(state, Mapping):
+        return sum(map(_values_in, state.values()))
+    if isinstance(state, (list, tuple)):
+        return sum(map(_values_in, state))
+    if isinstance(state, (str, bytes, bytearray)):  # perhaps an encoded state
+        return len(state)
+    if state is None or isinstance(state, (bool, int, float)):
+        return 1
+    return getattr(state, "size", math.inf) if hasattr(state, "dtype") else math.inf
 
 
 def _have_copies(parameters: Collection[torch.Tensor], trained: Mapping[int, tuple[int, ...]]) -> bool:

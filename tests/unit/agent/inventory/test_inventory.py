@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.inventory.missing_state import missing, objects_referred_to, optimizers_referred_to
+from holdfast.inventory.missing_state import missing, objects_referred_to, optimizers_in_code
 from tests.support.wrapped_optimizers import Delegating, Lookahead
 
 
@@ -178,5 +178,5 @@ def test_a_proxy_with_the_class_of_a_container_is_no_container():
     module = NamesProxy(2, 2)
     module.log = LOG
     assert list(missing({"model": module})) == []
-    assert list(optimizers_referred_to({"model": module})) == []
+    assert list(optimizers_in_code({"model": module})) == []
     assert [each for each in objects_referred_to({"model": module}) if each is LOG]

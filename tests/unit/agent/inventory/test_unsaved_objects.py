@@ -1,6 +1,7 @@
 """Optimizers and schedulers that the script uses, and that no checkpoint holds, are reported once."""
 
 import copy
+import io
 import itertools
 import logging
 import tempfile
@@ -32,11 +33,11 @@ class Schedule:
 def warned(tmp_path, caplog):
     """A function that trains with some objects given to the session, and returns the warnings about others."""
 
-    def train(model, steps, **given):
+    def train(model, steps, every=100, **given):
         caplog.clear()
         with (
             caplog.at_level(logging.WARNING),
-            holdfast.Session("job", store=tmp_path, every=100, model=model, **given) as session,
+            holdfast.Session("job", store=tmp_path, every=every, model=model, **given) as session,
         ):
             for step in steps:
                 model(torch.ones(2, 4)).sum().backward()
@@ -185,6 +186,50 @@ def test_optimizers_that_the_code_of_a_given_state_dict_names_are_not_missed(war
     assert len(warned(model, [optimizers] * 4, parts=WithoutState(optimizers))) == 1
     other = OptimizerByParameter(model)
     assert len(warned(model, [other] * 4, parts=wrap(optimizers))) == 1
+
+
+def learning_rate_of(optimizer):
+    class State:
+        def state_dict(self):
+            return {"iteration": 1, "lr": optimizer.param_groups[0]["lr"]}
+
+        def load_state_dict(self, state): ...
+
+    return State()
+
+
+def copies_of(optimizer):
+    class State:
+        def state_dict(self):
+            return {"moments": [each["exp_avg"].clone() for each in optimizer.state.values()] * 2}
+
+        def load_state_dict(self, state): ...
+
+    return State()
+
+
+def pickled(optimizer):
+    class State:
+        def state_dict(self):
+            torch.save(optimizer.state_dict(), file := io.BytesIO())
+            return {"optimizer": file.getvalue().hex()}
+
+        def load_state_dict(self, state): ...
+
+    return State()
+
+
+@pytest.mark.parametrize(
+    ("wrap", "kind", "number"),
+    [
+        (learning_rate_of, torch.optim.AdamW, 1), (learning_rate_of, torch.optim.SGD, 0),
+        (copies_of, torch.optim.AdamW, 0), (pickled, torch.optim.AdamW, 0),
+    ],
+)  # fmt: skip
+def test_an_optimizer_of_which_a_state_dict_only_reads_something_is_missed_once(warned, wrap, kind, number):
+    model = torch.nn.Linear(4, 20)
+    optimizer = kind(model.parameters())
+    assert len(warned(model, [optimizer.step] * 8, every=2, parts=wrap(optimizer))) == number
 
 
 def test_a_closed_session_no_longer_watches(warned, model):
