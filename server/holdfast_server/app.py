@@ -128,7 +128,8 @@ def create_app(
         openapi_url=None,  # the API has endpoints for it
         redirect_slashes=False,
         middleware=_middleware(settings),
-        telemetry={"metrics": False, "logs": False},  # has its own; to look for others takes time
+        # the server has its own metrics and logs; FastAPI would look for a provider at each request
+        telemetry={"metrics": False, "logs": False},
     )
     app.router.routes = [table]
     app.openapi = cache(partial(openapi.document_of, app, table.routes, table.access))  # type: ignore[method-assign]

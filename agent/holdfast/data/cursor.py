@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def is_dataloader(item: object) -> TypeGuard[DataLoader]:
     """Return whether an object is a `holdfast.DataLoader`; without one, its modules are not loaded."""
     module = sys.modules.get("holdfast.data.loader")
-    return module is not None and isinstance(item, module.DataLoader)
+    return isinstance(item, getattr(module, "DataLoader", ()))
 
 
 def cursor_over(loader: Iterable[Any]) -> Cursor:
@@ -31,7 +31,7 @@ def cursor_over(loader: Iterable[Any]) -> Cursor:
 
 
 def loaders_within(loader: Iterable[Any], given: Mapping[str, Any]) -> list[str]:
-    """Return the keywords of given loaders with a position of their own from which an iterable draws."""
+    """Return the keywords under which the script gave loaders that an iterable draws from."""
     if is_dataloader(loader):
         return []
     from holdfast.data.reachable import given_within

@@ -40,8 +40,8 @@ UNAWARE_POLICIES = frozenset({"checkfreq", "fixed", "goodput", "young-daly"})
 """Policies that ignore the progress of training: no loss is read for them."""
 SPREAD_POLICIES = frozenset({"coci"})
 """Policies that keep the write budget over the whole job, not at each time."""
-FAILURE_RATE_CHANGE = 0.2
-"""Minimum relative change of the interval for which a new failure rate counts: the optimum is flat."""
+WANTED_CHANGE = 0.2
+"""Least relative change of the wanted interval, or of the mean time that it depends on, that counts."""
 MIN_CHANGE = 0.1
 """Minimum relative change of the interval for any other reason."""
 RAISE_EARLY_FACTOR = 1.5
@@ -314,7 +314,7 @@ class Controller:
         if since < (interval or WINDOW_ITERATIONS) or not self._samples.complete or self._probe.is_active:
             return
         self._judged_at = self._iteration
-        self._follow_history()
+        self._follow_changes()
         interval = self._plan.interval
         slowdown = self._samples.slowdown()
         recent = self._newest = self._samples.recent(slowdown)
@@ -423,25 +423,30 @@ class Controller:
             return None
         return plan(replace(profile, cost_seconds=cost_seconds), self._settings, self.job_history.history)
 
-    def _follow_history(self) -> None:
-        """Plan anew if failures, the loss or waits, or their absence, have changed the interval that is wanted."""
+    def _follow_changes(self) -> None:
+        """Plan anew if the failure rate, the loss or the mean time of an iteration changes the wanted interval."""
         settings, profile = self._settings, self.profile
         if settings.every is not None or settings.paused or profile is None:
             return
-        earlier = replace(profile, mean_seconds=self._planned_seconds)
+        then, seconds = self._planned_seconds, profile.mean_seconds
+        if then and seconds and abs(seconds - then) <= WANTED_CHANGE * then:
+            then = seconds  # of a few iterations, noise would change a fifth
+        earlier = replace(profile, mean_seconds=then)
         now = plan(profile, settings, self.job_history.history)
         before, after = plan(earlier, settings, self._planned_with).interval, now.interval
         if settings.policy in SPREAD_POLICIES and after:
             self._plan = now  # each distance is planned; larger changes are announced below
-        if before == after or (before and after and abs(after - before) <= FAILURE_RATE_CHANGE * before):
+        if before == after or (before and after and abs(after - before) <= WANTED_CHANGE * before):
             return
         self._replan()
 
     def _replan(self) -> None:
         """Ask the policy, without regard to the interval so far."""
-        self._planned_with, self._planned_seconds = self.job_history.history, self._samples.mean_seconds
-        made = plan(self.profile, self._settings, self._planned_with)
-        known = self.profile is not None or self._settings.paused or self._settings.every is not None
+        profile = self.profile
+        self._planned_with = self.job_history.history
+        self._planned_seconds = profile.mean_seconds if profile is not None else None
+        made = plan(profile, self._settings, self._planned_with)
+        known = profile is not None or self._settings.paused or self._settings.every is not None
         before, self._plan = self._plan, made if known else None
         if before is None or self._plan is None or before.interval != self._plan.interval:
             self._restart_judging()
@@ -449,8 +454,9 @@ class Controller:
 
     def _set_interval(self, interval: int, reason: str) -> None:
         """Set an interval that the policy did not choose; an empty `reason` stands for the policy's own."""
-        self._planned_seconds = self._samples.mean_seconds
-        held = plan(self.profile, replace(self._settings, every=interval), self.job_history.history)
+        profile = self.profile
+        self._planned_seconds = profile.mean_seconds if profile is not None else None
+        held = plan(profile, replace(self._settings, every=interval), self.job_history.history)
         wanted = self._planned(self._measured.cost_seconds)
         policy = wanted.policy if wanted is not None else self._settings.policy
         if not reason and wanted is not None:

@@ -275,7 +275,7 @@ class ProfileSamples:
         return replace(
             self._checkpoints[-1],
             iteration_seconds=seconds,
-            mean_seconds=self._samples.mean_seconds,
+            mean_seconds=self._samples.mean_seconds or (self.saved.mean_seconds if self.saved else None),
             update_seconds=min(median(self._updates), seconds) if self._updates else 0.0,
             snapshot_seconds=median(each.snapshot_seconds for each in self._checkpoints),
             persist_seconds=median(each.persist_seconds for each in self._checkpoints),

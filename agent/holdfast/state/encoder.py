@@ -241,11 +241,10 @@ class Encoder:
     def _encode_tensor(
         self, path: str, value: torch.Tensor, deferred: bool = False, shared: bool = False, in_place: bool = False
     ) -> Tree:
-        name = self._add(path, value, deferred, shared, in_place)
-        tree: dict[str, Tree] = {"$tensor": name}
+        tree: dict[str, Tree] = {"$tensor": self._add(path, value, deferred, shared, in_place)}
         if value.device.type != "cpu":
             tree["device"] = _named(value.device)
-        if in_place or name in self.sharded:
+        if in_place or is_sharded(value):
             return tree
         kind = type(value)
         if kind not in RESTORED_TENSORS:

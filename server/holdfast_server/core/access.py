@@ -64,7 +64,7 @@ class RouteMatch:
 
 def match_of(scope: Scope) -> RouteMatch | None:
     """Return the match of a request, which the outermost middleware has searched for; `None` without a route."""
-    match: RouteMatch | None = scope["state"].get("route")
+    match: RouteMatch | None = scope["state"]["route"]
     return match
 
 

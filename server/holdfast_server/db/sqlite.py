@@ -22,7 +22,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 from holdfast_migrations import NotOurDatabase, Upgraded, upgrade
 from holdfast_server.core.settings import default_database
 from holdfast_server.db.statements import DatabaseInUse, Statement, connection_of
-from holdfast_server.db.units import GROUP_UNITS, Isolation, WriteUnit, run_unit
+from holdfast_server.db.units import GROUP_UNITS, UnitStatements, WriteUnit, run_unit
 
 BUSY_TIMEOUT_MILLISECONDS = 5000
 READER_SECONDS = 10.0
@@ -242,7 +242,7 @@ def _configure(engine: Engine, *, reads_only: bool) -> None:
 
 
 _BEGIN_READ = Statement(text("BEGIN"))
-_TRANSACTION = Isolation(*(Statement(text(sql)) for sql in ("BEGIN IMMEDIATE", "COMMIT", "ROLLBACK")))
+_TRANSACTION = UnitStatements(*(Statement(text(sql)) for sql in ("BEGIN IMMEDIATE", "COMMIT", "ROLLBACK")))
 
 
 def _set_up(connection: DBAPIConnection, *, reads_only: bool) -> None:

@@ -88,7 +88,7 @@ class DatabaseBackend(Protocol):
         """Whether submitted units are run."""
 
 
-class Isolation(NamedTuple):
+class UnitStatements(NamedTuple):
     """Statements between which a unit runs."""
 
     begin: Statement
@@ -96,14 +96,14 @@ class Isolation(NamedTuple):
     undo: Statement
 
 
-SAVEPOINT = Isolation(
+SAVEPOINT = UnitStatements(
     Statement(text("SAVEPOINT unit")),
     Statement(text("RELEASE SAVEPOINT unit")),
     Statement(text("ROLLBACK TO SAVEPOINT unit")),
 )
 
 
-def run_unit(session: Session, unit: WriteUnit, isolation: Isolation = SAVEPOINT) -> None:
+def run_unit(session: Session, unit: WriteUnit, statements: UnitStatements = SAVEPOINT) -> None:
     """Run a unit, alone or behind a savepoint: its error goes to its caller, and the others of the group go on.
 
     The session takes a savepoint, or another one, at its first use. Most units add samples and do not use it.
@@ -111,19 +111,19 @@ def run_unit(session: Session, unit: WriteUnit, isolation: Isolation = SAVEPOINT
     session.info["request_id"] = unit.request_id
     unit.error = None
     connection = connection_of(session)
-    isolation.begin.run(connection)
+    statements.begin.run(connection)
     try:
         unit.result = unit.work(session)
         if session.in_transaction():
             session.commit()
             session.close()
-        isolation.end.run(connection)
+        statements.end.run(connection)
     except Exception as error:  # work may raise anything: its caller gets the error
         unit.error = _first(error)
         try:
             session.rollback()
             session.close()
-            isolation.undo.run(connection)
+            statements.undo.run(connection)
         except SQLAlchemyError:
             # On a full disk SQLite has rolled back the whole group with its savepoints, and after a lost
             # connection there is nothing to roll back.

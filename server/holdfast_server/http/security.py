@@ -1,4 +1,4 @@
-"""Protection of the server: host names, origins, slow request bodies, and security headers."""
+"""Protection of the server: host names, origins, size and time of request bodies, and security headers."""
 
 from __future__ import annotations
 

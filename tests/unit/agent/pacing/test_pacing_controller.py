@@ -737,6 +737,33 @@ def test_the_interval_grows_again_when_long_waits_do_not_come_back() -> None:
     assert simulated.run(20_000).interval >= 0.8 * before
 
 
+def test_a_resumed_job_keeps_the_interval_that_its_waits_call_for() -> None:
+    """Until spans of its own are measured, the mean time that the last attempt saved holds."""
+    settings = PacingSettings(policy="goodput", mtbf_seconds=1e9, max_unsaved_seconds=600.0)
+
+    def run(job: PacedJob, iterations: int) -> PacedJob:
+        for iteration in range(iterations):
+            job.data_seconds = 99.0 if iteration % 25 == 24 else 0.0
+            job.step()
+        return job
+
+    first = run(PacedJob(Controller(settings), stall_seconds=0.1), 6000)
+    resumed = Controller(settings)
+    resumed.load_state_dict(first.controller.state_dict())
+    second = run(PacedJob(resumed, stall_seconds=0.1), 3000)
+    assert all(0.9 * first.interval <= each <= 1.1 * first.interval for each in second.intervals if each)
+
+
+def test_noise_does_not_change_an_interval_of_a_few_iterations() -> None:
+    settings = PacingSettings(policy="goodput", mtbf_seconds=1e9, max_unsaved_seconds=183.4)
+    drawn = random.Random(1)
+    noisy = PacedJob(
+        Controller(settings), compute_seconds=60.0, stall_seconds=0.6, noise=lambda: max(0.05, drawn.gauss(1, 0.1))
+    )
+    intervals = noisy.run(10_000).intervals[1000:]
+    assert sum(before != after for before, after in pairwise(intervals)) <= 3
+
+
 def test_slow_fetches_far_above_the_median_count_as_time_that_may_be_lost() -> None:
     """Every 25th of 1 s waits 99 s for data: 5 s of wall-clock time an iteration."""
     settings = PacingSettings(policy="goodput", mtbf_seconds=1e9, max_unsaved_seconds=600.0)

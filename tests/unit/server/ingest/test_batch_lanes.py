@@ -242,7 +242,7 @@ def test_a_metric_beyond_what_a_stretch_may_have_is_left_out_and_told(agent, cli
 def test_a_batch_that_cannot_be_stored_leaves_nothing_and_is_stored_when_it_comes_again(
     agent, client, monkeypatch
 ):
-    """The unit fails behind its savepoint: nothing of it stays, its name least of all."""
+    """The unit is rolled back: nothing of it stays, its name least of all."""
     from holdfast_server import models
     from holdfast_server.samples import sample_series
 
