@@ -56,7 +56,7 @@ class UnsavedObjects:
         self._reported_loaders: list[DataLoader] = []
         self._iterations: dict[int, tuple[weakref.ref[Optimizer], int]] = {}
         """Optimizers with the number of iterations in which they made a step, up to 2."""
-        self._named_in_code: list[weakref.ref[Optimizer]] = []
+        self.named_in_code: list[weakref.ref[Optimizer]] = []
         """Optimizers that the code of a given `state_dict` reaches, until the next capture shows its values."""
         self._searches, self._reported = 0, set[str]()
         self.untrained = UntrainedObjects(registry)
@@ -80,9 +80,7 @@ class UnsavedObjects:
 
     def captured(self, state: CapturedState) -> list[str]:
         """Describe, once each, the optimizers that a `state_dict` only reads from: it holds far fewer values."""
-        named, self._named_in_code = [reference() for reference in self._named_in_code], []
-        if not any(named):
-            return []
+        named, self.named_in_code = [reference() for reference in self.named_in_code], []
         held = {each.untyped_storage().data_ptr() for each in state.whole.values() if type(each) in PLAIN}
         room, messages = _values_in(state.states), list[str]()
         for optimizer in filter(None, named):
@@ -129,7 +127,7 @@ class UnsavedObjects:
             if any(each is optimizer for each in optimizers_referred_to(given)):
                 return
             if any(each is optimizer for each in optimizers_in_code(given)):
-                self._named_in_code.append(weakref.ref(optimizer))
+                self.named_in_code.append(weakref.ref(optimizer))
                 return
             self.untrained.follow(optimizer)
             if self._trained_module(optimizer) is None:

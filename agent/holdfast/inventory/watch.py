@@ -124,7 +124,8 @@ class Inventory:
     def captured(self, state: CapturedState) -> None:
         """Compare what has changed with a state that a checkpoint will hold."""
         self._changing.captured(state)
-        self._note(lambda: self._objects.captured(state))
+        if self._objects.named_in_code:
+            self._note(lambda: self._objects.captured(state))
         self._note(lambda: self._copies.captured(state))
 
     def compare_draws(
