@@ -131,6 +131,7 @@ class ExactJob:
             # No grace: SIGTERM is a death here like any other.
             **{"every": 1, "keep": 1000, "grace": 0} | options,
         )  # fmt: skip
+        self._is_prepared = options.get("every", 1) == 1
         self.log: Log = {}
         self._samples: list[int] = []
         self._losses: list[float] = []
@@ -155,6 +156,9 @@ class ExactJob:
                 self.log[self.session.iteration + 1] = self._record()
                 self._samples, self._losses = [], []
                 self.session.step(loss=0.0)
+                if not self._is_prepared:  # a checkpoint that is due would wait some iterations for its memory
+                    self.session.wait(300)
+                    self._is_prepared = True
                 yield "stepped"
             if self.session.iteration >= until:
                 return

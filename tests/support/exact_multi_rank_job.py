@@ -103,6 +103,7 @@ class MultiRankJob:
             dice=self.dice, choice=self.choice, loop=self.loop,
             **{"every": 1, "keep": 1000, "max_in_flight": 2} | options,
         )  # fmt: skip
+        self._is_prepared = store is None or options.get("every", 1) == 1
         self.log: Log = {}
         self._samples: list[int] = []
         self._losses: list[float] = []
@@ -127,6 +128,9 @@ class MultiRankJob:
             self._samples, self._losses = [], []
             yield "recorded"
             self.session.step(loss=0.0)
+            if not self._is_prepared:  # a checkpoint that is due would wait some iterations for its memory
+                self.session.wait(300)
+                self._is_prepared = True
             yield "stepped"
 
     def crash(self) -> MultiRankJob:
