@@ -37,7 +37,8 @@ import json, pathlib, signal, threading, time
 folder = pathlib.Path(sys.argv[1])
 start = len(list(folder.glob("start-*"))) + 1
 warm = heavy.PID != os.getpid()
-(folder / f"start-{{start}}").write_text(json.dumps([os.getpid(), warm]))
+(folder / "being-written").write_text(json.dumps([os.getpid(), warm]))
+(folder / "being-written").rename(folder / f"start-{{start}}")
 if start == 1:
     from holdfast.system.published_imports import ImportsPublisher
     ImportsPublisher(os.environ["HOLDFAST_SUPERVISION"]).update(3)
