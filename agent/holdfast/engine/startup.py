@@ -309,8 +309,8 @@ class Startup:
             self._reporter.notice("warning", "loader", limitation)
         for what in self._training.missing(start.loaded):
             self._reporter.notice("warning", "inventory", what)
-        for severity, what in self._training.registry.stored_by_each_rank():
-            self._reporter.notice(severity, "inventory", what)
+        for level, what in self._training.registry.stored_by_each_rank():
+            self._reporter.notice(level, "inventory", what)
 
     def _report_earlier_orders(self) -> None:
         """Re-report orders that earlier attempts may have completed without reporting."""

@@ -430,7 +430,7 @@ class Controller:
             return
         then, seconds = self._planned_seconds, profile.mean_seconds
         if then and seconds and abs(seconds - then) <= WANTED_CHANGE * then:
-            then = seconds  # of a few iterations, noise would change a fifth
+            then = seconds  # or noise would change an interval of a few iterations by a fifth
         earlier = replace(profile, mean_seconds=then)
         now = plan(profile, settings, self.job_history.history)
         before, after = plan(earlier, settings, self._planned_with).interval, now.interval
